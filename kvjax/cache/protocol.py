@@ -1,0 +1,75 @@
+"""What attention may ask of a layer's cache, whatever its layout and codec."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from jax import Array
+
+
+class CapacityError(ValueError):
+    """A row holds more tokens than its cache has slots for."""
+
+
+class Record(NamedTuple):
+    """What T new tokens leave behind: k (B, K, T, H) and v (B, K, T, HV)."""
+
+    k: Array
+    v: Array
+
+
+class Block(NamedTuple):
+    """C slots as attention reads them: k (B, K, C, H), v (B, K, C, HV), and each slot's position.
+
+    pos is int32, broadcastable to (B, K, C); -1 marks a dead slot. Attention masks by it alone.
+    """
+
+    k: Array
+    v: Array
+    pos: Array
+
+
+class LayerCache(Protocol):
+    """One layer's cache: a frozen dataclass pytree whose layout and codec are static."""
+
+    @property
+    def n(self) -> Array:
+        """(B,) int32, the next position of each row."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays, bookkeeping included."""
+        ...
+
+    def append(self, record: Record, count: Array) -> LayerCache:
+        """Add the first count (B,) tokens of a record right-padded to T.
+
+        What does not fit is never written: outside jit that raises CapacityError, inside it the
+        row's write is dropped and flagged.
+        """
+        ...
+
+    def blocks(self) -> Array:
+        """Traced number of blocks that hold a live token of any row."""
+        ...
+
+    def block(self, i: Array) -> Block:
+        """Block i, decoded."""
+        ...
+
+    def operands(self) -> dict[str, Array] | None:
+        """Arguments of `ops.decode_attention`, or None where only `block` serves."""
+        ...
+
+    def select(self, rows: Array) -> LayerCache:
+        """The cache of the given rows, for beams."""
+        ...
+
+    def rollback(self, tokens: Array | int) -> LayerCache:
+        """Forget the newest tokens of each row, a number or (B,)."""
+        ...
+
+    def check(self) -> None:
+        """Raise CapacityError if a write inside jit was dropped."""
+        ...

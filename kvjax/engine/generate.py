@@ -1,0 +1,123 @@
+"""Generation: a batch of prompts of any lengths, each row until its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from kvjax.cache import Cache, CapacityError
+from kvjax.engine.sampling import Sampler
+from kvjax.engine.steps import prefill
+from kvjax.nn import Decoder
+
+# Prompts are read in chunks of this many tokens, or of the next power of two where all are
+# shorter, so that prefill compiles for few shapes.
+CHUNK = 256
+
+
+def generate(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    *,
+    sampler: Sampler = Sampler(),
+    eos: Collection[int] = (),
+    seed: int = 0,
+    capacity: int | None = None,
+    codec: str = "bf16",
+    progress: Callable[[int], None] | None = None,
+) -> list[list[int]]:
+    """Continue each prompt.
+
+    Args:
+      model: the decoder.
+      prompts: token ids, one sequence a row; lengths may differ.
+      max_new_tokens: the most tokens to add to a row.
+      sampler: how tokens are chosen.
+      eos: token ids that end a row; the one that ended it is the row's last token.
+      seed: of the random numbers. A row's tokens depend on the seed and its place in the batch.
+      capacity: cache slots a row; None takes what the longest prompt and max_new_tokens need.
+      codec: of the cache.
+      progress: called after every step with the number of tokens per row so far.
+
+    Returns:
+      The new tokens of each row.
+
+    Raises:
+      CapacityError: a prompt and its new tokens do not fit the capacity.
+      ValueError: no prompts, an empty prompt, or a token id outside the vocabulary.
+    """
+    needed = _check(model, prompts, max_new_tokens)
+    capacity = needed if capacity is None else capacity
+    if capacity < needed:
+        raise CapacityError(
+            f"capacity={capacity}: the longest prompt and max_new_tokens need {needed}"
+        )
+    if max_new_tokens == 0:
+        return [[] for _ in prompts]
+    cache = model.init_cache(len(prompts), capacity, codec=codec)
+    logits, cache = read_prompts(model, prompts, cache)
+    keys = jax.random.split(jax.random.key(seed), max_new_tokens)
+    tokens = sampler(logits, keys[0])
+    rows: list[list[int]] = [[] for _ in prompts]
+    alive = np.ones(len(prompts), bool)
+    for step in range(max_new_tokens):
+        for row, token in enumerate(np.asarray(tokens)):
+            if alive[row]:
+                rows[row].append(int(token))
+                alive[row] = int(token) not in eos
+        if progress is not None:
+            progress(step + 1)
+        if step + 1 == max_new_tokens or not alive.any():
+            break
+        count = jnp.asarray(alive, jnp.int32)
+        tokens, cache = _next(model, tokens, cache, count, keys[step + 1], sampler)
+    cache.check()
+    return rows
+
+
+def read_prompts(
+    model: Decoder, prompts: Sequence[Sequence[int]], cache: Cache
+) -> tuple[Array, Cache]:
+    """Prefill the prompts chunk by chunk; the logits (B, V) after each row's last token."""
+    lengths = np.array([len(prompt) for prompt in prompts])
+    width = min(CHUNK, 1 << int(lengths.max() - 1).bit_length())
+    padded = np.zeros((len(prompts), -(-int(lengths.max()) // width) * width), np.int32)
+    for row, prompt in enumerate(prompts):
+        padded[row, : len(prompt)] = prompt
+    last = jnp.zeros((len(prompts), model.config.vocab_size))
+    for start in range(0, padded.shape[1], width):
+        count = np.clip(lengths - start, 0, width).astype(np.int32)
+        logits, cache = prefill(model, padded[:, start : start + width], cache, count)
+        last = jnp.where((count > 0)[:, None], logits, last)
+    return last, cache
+
+
+@partial(jax.jit, static_argnames="sampler", donate_argnames="cache")
+def _next(
+    model: Decoder, tokens: Array, cache: Cache, count: Array, key: Array, sampler: Sampler
+) -> tuple[Array, Cache]:
+    """Decode one token (B,) a row and choose the next; rows with count 0 rest."""
+    logits, cache = model(tokens[:, None], cache, count=count, logits="last")
+    return sampler(logits, key), cache
+
+
+def _check(model: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> int:
+    """Slots that the longest row needs; ValueError for prompts that cannot be read."""
+    if not len(prompts):
+        raise ValueError("prompts: at least one is needed")
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens={max_new_tokens}: at least 0 is needed")
+    vocab = model.config.vocab_size
+    for row, prompt in enumerate(prompts):
+        if not len(prompt):
+            raise ValueError(f"prompt {row} is empty: at least one token is needed")
+        if min(prompt) < 0 or max(prompt) >= vocab:
+            raise ValueError(f"prompt {row} has token ids outside 0 to {vocab - 1}")
+    # The last token is chosen and never fed back, so it takes no slot.
+    return max(map(len, prompts)) + max(max_new_tokens - 1, 0)

@@ -1,0 +1,27 @@
+"""Gemma: GeGLU, norms stored as the distance from one, embeddings scaled by sqrt(D), tied."""
+
+import math
+from dataclasses import replace
+
+from kvjax.models import llama
+from kvjax.models.family import Family
+from kvjax.models.fields import read_activation
+from kvjax.nn import DecoderConfig
+from kvjax.sizing import ModelSpec
+
+
+def decoder(config: dict, spec: ModelSpec) -> DecoderConfig:
+    base = llama.decoder({"tie_word_embeddings": True, **config}, spec)
+    norm = replace(base.norm, unit_offset=True)
+    activation = read_activation(config, "hidden_act", "gelu_pytorch_tanh")
+    if activation == "gelu":  # the first configs' word for the tanh form they were trained with
+        activation = "gelu_tanh"
+    return replace(
+        base,
+        norm=norm,
+        mlp=replace(base.mlp, activation=activation),
+        embed_scale=math.sqrt(spec.d_model),
+    )
+
+
+FAMILY = Family("gemma", decoder, llama.TENSORS)

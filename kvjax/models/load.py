@@ -1,0 +1,125 @@
+"""From a Hugging Face model directory to a decoder, and back."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from kvjax.cache.codecs import DTYPES
+from kvjax.models.checkpoint import Checkpoint, CheckpointWriter, TensorSpec, split_into_shards
+from kvjax.models.family import (
+    Binding,
+    abstract_decoder,
+    bind,
+    match,
+    parameter_paths,
+    path_name,
+)
+from kvjax.models.registry import read_decoder
+from kvjax.nn import Decoder
+
+
+def load(
+    model_dir: str | os.PathLike[str], dtype: str | None = None, mesh: Mesh | None = None
+) -> Decoder:
+    """Read a model, one tensor at a time.
+
+    Args:
+      model_dir: a directory with config.json and safetensors (sharded or single), or, where
+        huggingface_hub is installed, the id of a model on the Hub.
+      dtype: "f32", "bf16" or "f16" for all parameters; None keeps what is stored.
+      mesh: devices to hold a full copy each; None means the default device alone.
+
+    Raises:
+      FileNotFoundError: naming the directory, file or shard that is not there.
+      ValueError: naming the field or tensor that is unknown, missing, misshapen or damaged.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r}: accepted are {', '.join(DTYPES)}")
+    checkpoint = Checkpoint(find_model(model_dir))
+    family, config = read_decoder(checkpoint.config)
+    bindings = match(family, bind(family, config), checkpoint.names(), config.tied)
+    check_shapes(checkpoint, bindings)
+    place = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+
+    def read(keys: tuple, _: jax.ShapeDtypeStruct) -> jax.Array:
+        binding = bindings[path_name(keys)]
+        array = binding.layout.read(checkpoint.read(binding.name), binding.attention)
+        if dtype is not None:
+            array = array.astype(DTYPES[dtype])
+        return jax.device_put(np.ascontiguousarray(array), place)
+
+    return jax.tree_util.tree_map_with_path(read, abstract_decoder(config))
+
+
+def init(config: dict, seed: int = 0, dtype: str = "f32") -> Decoder:
+    """A model with random weights, of the shape that a config.json (as a dict) describes."""
+    return Decoder(read_decoder(config)[1], dtype=DTYPES[dtype], rngs=nnx.Rngs(seed))
+
+
+def save(
+    model: Decoder, model_dir: str | os.PathLike[str], max_shard_bytes: int = 5 * 10**9
+) -> None:
+    """Write a model as a directory that transformers, too, can load.
+
+    config.json is the one the model was read from, with its dtype; tokenizer files are not part
+    of a model (`kvjax.models.checkpoint.copy_side_files` copies them). The directory appears
+    whole or not at all.
+
+    Raises:
+      FileExistsError: model_dir exists and is not empty.
+    """
+    source = json.loads(model.config.source)
+    family, config = read_decoder(source)
+    bindings = bind(family, config)
+    parameters = parameter_paths(model)
+    specs = [
+        TensorSpec(binding.name, np.dtype(parameters[path].dtype), binding.shape)
+        for path, binding in bindings.items()
+    ]
+    dtypes = {spec.dtype.name for spec in specs}
+    field = "torch_dtype" if "torch_dtype" in source else "dtype"
+    source[field] = dtypes.pop() if len(dtypes) == 1 else "float32"
+    with CheckpointWriter(model_dir, split_into_shards(specs, max_shard_bytes), source) as writer:
+        for path, binding in bindings.items():
+            writer.write(
+                binding.name,
+                binding.layout.write(np.asarray(parameters[path]), binding.attention),
+            )
+
+
+def check_shapes(checkpoint: Checkpoint, bindings: dict[str, Binding]) -> None:
+    """ValueError naming the first tensor whose shape is not the one that config.json implies."""
+    for binding in bindings.values():
+        stored = checkpoint.shape(binding.name)
+        if stored != binding.shape:
+            raise ValueError(
+                f"tensor {binding.name} has shape {list(stored)}; "
+                f"config.json implies {list(binding.shape)}"
+            )
+
+
+def find_model(model_dir: str | os.PathLike[str]) -> Path:
+    """The directory of a model, downloaded first where it is the id of one on the Hub."""
+    path = Path(model_dir)
+    if path.exists() or str(model_dir).count("/") != 1 or str(model_dir).startswith((".", "/")):
+        return path
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise FileNotFoundError(
+            f"{model_dir}: no such directory; to read it from the Hugging Face Hub, "
+            "install kvjax[hf]"
+        ) from None
+    return Path(
+        snapshot_download(
+            str(model_dir),
+            allow_patterns=["*.safetensors", "*.json", "*.txt", "*.jinja", "*.model"],
+        )
+    )

@@ -1,0 +1,20 @@
+"""Attention variants and the decoder built of them, as flax.nnx modules."""
+
+from kvjax.nn.attention import Attention, AttentionConfig
+from kvjax.nn.decoder import Decoder, DecoderConfig
+from kvjax.nn.mlp import MlpConfig
+from kvjax.nn.norm import NormConfig
+from kvjax.nn.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
+
+__all__ = [
+    "Attention",
+    "AttentionConfig",
+    "Decoder",
+    "DecoderConfig",
+    "LinearScaling",
+    "Llama3Scaling",
+    "MlpConfig",
+    "NormConfig",
+    "Rope",
+    "YarnScaling",
+]

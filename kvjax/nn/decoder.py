@@ -1,0 +1,233 @@
+"""A decoder-only transformer built of the attention modules here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, overload
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+
+from kvjax.cache import Cache, LayerCache, init_layer_cache
+from kvjax.nn.attention import Attention, AttentionConfig
+from kvjax.nn.mlp import Mlp, MlpConfig
+from kvjax.nn.norm import NormConfig
+
+type Positions = Literal["all", "last"]
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Settings of a decoder; frozen and hashable, so that it is static under jit.
+
+    Attributes:
+      vocab_size, d_model: V and D.
+      attention: one entry per layer.
+      mlp, norm: settings shared by all layers.
+      pre_norm, post_norm: norm of each sub-layer's input (Llama), of its output (OLMo-2), or both.
+      parallel_residual: attention and MLP both read the layer's input (GPT-NeoX).
+      max_positions: rows of the learned position table (GPT-2); None for none.
+      embed_scale: factor of the token embeddings (Gemma); None for 1.
+      tied: logits use the embedding table.
+      source: the config.json that the decoder was read from, as JSON text; written back on save.
+    """
+
+    vocab_size: int
+    d_model: int
+    attention: tuple[AttentionConfig, ...]
+    mlp: MlpConfig
+    norm: NormConfig = NormConfig()
+    pre_norm: bool = True
+    post_norm: bool = False
+    parallel_residual: bool = False
+    max_positions: int | None = None
+    embed_scale: float | None = None
+    tied: bool = False
+    source: str = "{}"
+
+
+class Layer(nnx.Module):
+    """Attention and MLP, each with its residual connection."""
+
+    def __init__(
+        self, config: DecoderConfig, attention: AttentionConfig, dtype: DTypeLike, rngs: nnx.Rngs
+    ):
+        self.config = config
+        self.attention = Attention(attention, dtype=dtype, rngs=rngs)
+        self.mlp = Mlp(config.d_model, config.mlp, dtype, rngs)
+        if config.pre_norm:
+            self.attention_norm = config.norm.build(config.d_model, dtype, rngs)
+            self.mlp_norm = config.norm.build(config.d_model, dtype, rngs)
+        if config.post_norm:
+            self.attention_post_norm = config.norm.build(config.d_model, dtype, rngs)
+            self.mlp_post_norm = config.norm.build(config.d_model, dtype, rngs)
+
+    def __call__(
+        self, x: Array, positions: Array, cache: LayerCache | None
+    ) -> tuple[Array, LayerCache | None]:
+        pre, post = self.config.pre_norm, self.config.post_norm
+        attended, cache = self.attention(self.attention_norm(x) if pre else x, positions, cache)
+        if post:
+            attended = self.attention_post_norm(attended)
+        hidden = x if self.config.parallel_residual else x + attended
+        mixed = self.mlp(self.mlp_norm(hidden) if pre else hidden)
+        if post:
+            mixed = self.mlp_post_norm(mixed)
+        return x + attended + mixed, cache
+
+
+class Decoder(nnx.Module):
+    """`logits, cache = model(tokens, cache)`.
+
+    A pytree: pass it to `jax.jit` as an argument (never `nnx.jit`, which returns the weights as
+    fresh outputs of every step).
+    """
+
+    def __init__(self, config: DecoderConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+        normal = nnx.initializers.normal(0.02)
+        self.config = config
+        self.embed = nnx.Embed(
+            config.vocab_size, config.d_model, param_dtype=dtype, embedding_init=normal, rngs=rngs
+        )
+        if config.max_positions is not None:
+            self.positions = nnx.Embed(
+                config.max_positions,
+                config.d_model,
+                param_dtype=dtype,
+                embedding_init=normal,
+                rngs=rngs,
+            )
+        self.layers = nnx.List(
+            [Layer(config, attention, dtype, rngs) for attention in config.attention]
+        )
+        self.norm = config.norm.build(config.d_model, dtype, rngs)
+        if not config.tied:
+            self.head = nnx.Linear(
+                config.d_model,
+                config.vocab_size,
+                use_bias=False,
+                param_dtype=dtype,
+                kernel_init=normal,
+                rngs=rngs,
+            )
+
+    @overload
+    def __call__(
+        self,
+        tokens: Array,
+        cache: None = None,
+        *,
+        count: Array | None = ...,
+        logits: Positions = ...,
+    ) -> tuple[Array, None]: ...
+
+    @overload
+    def __call__(
+        self, tokens: Array, cache: Cache, *, count: Array | None = ..., logits: Positions = ...
+    ) -> tuple[Array, Cache]: ...
+
+    def __call__(
+        self,
+        tokens: Array,
+        cache: Cache | None = None,
+        *,
+        count: Array | None = None,
+        logits: Positions = "all",
+    ) -> tuple[Array, Cache | None]:
+        """Run the T new tokens of each row, after those that its cache holds.
+
+        Args:
+          tokens: (B, T) int32, right-padded.
+          cache: from `init_cache`, or None for a forward pass over the tokens alone.
+          count: (B,) int32, the real tokens of each row; None means all T.
+          logits: "all" positions, or only the "last" real one of each row.
+
+        Returns:
+          logits (B, T, V), or (B, V) for "last", in float32; and the cache, which now holds
+          the tokens too. Logits at padding are meaningless.
+
+        Raises:
+          ValueError: the cache is of another batch, or more tokens than learned positions.
+        """
+        hidden, cache = self.hidden(tokens, cache, count=count)
+        if logits == "last":
+            ends = jnp.full(len(tokens), tokens.shape[1]) if count is None else count
+            last = jnp.maximum(ends - 1, 0)[:, None, None]
+            hidden = jnp.take_along_axis(hidden, last, axis=1)[:, 0]
+        return self.unembed(hidden), cache
+
+    def hidden(
+        self,
+        tokens: Array,
+        cache: Cache | None = None,
+        *,
+        count: Array | None = None,
+        remat: bool = False,
+    ) -> tuple[Array, Cache | None]:
+        """The final normed hidden states (B, T, D), before the output head.
+
+        `remat`: a backward pass stores each layer's input alone and computes the rest again.
+        """
+        self._check(tokens, cache)
+        steps = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+        start = jnp.zeros((tokens.shape[0],), jnp.int32) if cache is None else cache.n
+        real = True if count is None else steps < count[:, None]
+        positions = jnp.where(real, start[:, None] + steps, -1)
+        x = self.embed(tokens)
+        if self.config.embed_scale is not None:
+            x = x * jnp.asarray(self.config.embed_scale, x.dtype)
+        if self.config.max_positions is not None:
+            x = x + self.positions(jnp.maximum(positions, 0))
+        run: Callable[..., tuple[Array, Any]] = (
+            jax.checkpoint(Layer.__call__) if remat else Layer.__call__
+        )
+        layer_caches: list[LayerCache] = []
+        for i, layer in enumerate(self.layers):
+            x, layer_cache = run(layer, x, positions, None if cache is None else cache.layers[i])
+            layer_caches.append(layer_cache)
+        return self.norm(x), None if cache is None else Cache(tuple(layer_caches))
+
+    def unembed(self, hidden: Array) -> Array:
+        """Hidden states (..., D) -> logits (..., V) in float32."""
+        project = self.embed.attend if self.config.tied else self.head
+        return project(hidden).astype(jnp.float32)
+
+    def _check(self, tokens: Array, cache: Cache | None) -> None:
+        batch, length = tokens.shape
+        limit = self.config.max_positions
+        if cache is not None and len(cache.n) != batch:
+            raise ValueError(f"tokens has {batch} rows, the cache {len(cache.n)}")
+        if cache is None and limit is not None and length > limit:
+            raise ValueError(f"{length} tokens exceed the model's {limit} learned positions")
+
+    def init_cache(
+        self, batch: int, capacity: int, layout: str = "auto", codec: str = "bf16"
+    ) -> Cache:
+        """An empty cache for `batch` rows of up to `capacity` tokens.
+
+        Raises:
+          ValueError: for an unknown layout or codec, a capacity past the learned positions, or a
+            layer whose sliding window is shorter than the capacity (its ring is not built yet).
+        """
+        limit = self.config.max_positions
+        if limit is not None and capacity > limit:
+            raise ValueError(f"capacity={capacity} exceeds the model's {limit} learned positions")
+        return Cache(
+            tuple(
+                init_layer_cache(
+                    batch,
+                    capacity,
+                    kv_heads=attention.kv_heads,
+                    key_dim=attention.key_dim,
+                    value_dim=attention.value_dim,
+                    window=attention.window,
+                    layout=layout,
+                    codec=codec,
+                )
+                for attention in self.config.attention
+            )
+        )

@@ -1,0 +1,145 @@
+"""Generation against the full forward pass, computed again for every token."""
+
+import importlib
+from functools import cache
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from kvjax import models
+from kvjax.cache import CapacityError
+from kvjax.engine import Sampler, generate
+
+# The module, which the package's function of the same name hides.
+generate_module = importlib.import_module("kvjax.engine.generate")
+GOLDEN = Path(__file__).parents[1] / "golden"
+RANDOM = np.random.default_rng(0)
+PROMPTS = [RANDOM.integers(0, 96, length).tolist() for length in (5, 9, 1)]
+NEW = 8
+
+
+@cache
+def model():
+    return models.load(GOLDEN / "llama_gqa_tied", dtype="f32")
+
+
+@jax.jit
+def forward(model, tokens):
+    return model(tokens)[0]
+
+
+@cache
+def expected() -> list[list[int]]:
+    """Greedy continuations, each token from a forward pass over the whole row."""
+    rows = []
+    for prompt in PROMPTS:
+        row = list(prompt)
+        for _ in range(NEW):
+            # Right padding to one length; causal attention does not see it.
+            padded = np.array([row + [0] * (24 - len(row))])
+            row.append(int(forward(model(), padded)[0, len(row) - 1].argmax()))
+        rows.append(row[len(prompt) :])
+    return rows
+
+
+def run(prompts=PROMPTS, new=NEW, **settings) -> list[list[int]]:
+    return generate(model(), prompts, new, **{"codec": "f32", **settings})
+
+
+def test_greedy_is_the_argmax_of_the_full_forward_pass():
+    assert run() == expected()
+    assert len({tuple(row) for row in expected()}) == len(PROMPTS)
+
+
+def test_a_row_of_a_ragged_batch_is_the_row_alone():
+    assert run([PROMPTS[0]]) == [expected()[0]]
+
+
+def test_prompts_longer_than_a_chunk_are_read_in_chunks(monkeypatch):
+    monkeypatch.setattr(generate_module, "CHUNK", 4)
+    assert run() == expected()
+
+
+def test_eos_ends_its_row_alone():
+    first, second, third = expected()
+    eos = next(token for token in first[2:] if token not in first[:2] + second + third)
+    assert run(eos=[eos]) == [first[: first.index(eos) + 1], second, third]
+
+
+def test_generation_stops_when_all_rows_have_ended():
+    steps: list[int] = []
+    ends = [row[1] for row in expected()]
+    rows = run(eos=ends, progress=steps.append)
+    assert all(len(row) <= 2 and row[-1] in ends for row in rows)
+    assert steps == list(range(1, max(map(len, rows)) + 1))
+
+
+def test_progress_counts_every_step():
+    steps: list[int] = []
+    run(progress=steps.append)
+    assert steps == list(range(1, NEW + 1))
+
+
+def test_no_new_tokens():
+    assert run(new=0) == [[], [], []]
+
+
+SAMPLED = Sampler(temperature=1.5, top_k=50, top_p=0.95)
+
+
+def test_a_seed_gives_the_same_tokens_again_and_another_gives_others():
+    first = run(sampler=SAMPLED, seed=1)
+    assert first == run(sampler=SAMPLED, seed=1)
+    assert first != run(sampler=SAMPLED, seed=2)
+    assert first != expected()
+
+
+def test_steps_draw_anew():
+    """With flat logits, one key for all steps would repeat one token."""
+    flat = jax.tree.map(lambda leaf: leaf * 0, model())
+    [row] = generate(flat, [[1]], 16, sampler=Sampler(1.0))
+    assert len(set(row)) > 8
+
+
+def test_a_row_draws_by_its_place_whatever_comes_after_it():
+    assert run(PROMPTS[:1], sampler=SAMPLED) == run(sampler=SAMPLED)[:1]
+
+
+def test_the_codec_reaches_the_cache():
+    with pytest.raises(ValueError, match="codec='fp8': caches can hold"):
+        run(codec="fp8")
+
+
+def test_capacity_that_is_just_enough():
+    needed = max(map(len, PROMPTS)) + NEW - 1
+    assert run(capacity=needed) == expected()
+    with pytest.raises(CapacityError, match=f"capacity={needed - 1}.*need {needed}"):
+        run(capacity=needed - 1)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "new", "message"),
+    [
+        ([], 1, "prompts: at least one"),
+        ([[1], []], 1, "prompt 1 is empty"),
+        ([[1], [2, 96]], 1, "prompt 1 has token ids outside 0 to 95"),
+        ([[-1]], 1, "prompt 0 has token ids outside 0 to 95"),
+        ([[1]], -1, "max_new_tokens=-1"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_read_is_refused(prompts, new, message):
+    with pytest.raises(ValueError, match=message):
+        run(prompts, new)
+
+
+def test_prompts_may_be_arrays():
+    assert run(np.array([PROMPTS[0]])) == [expected()[0]]
+
+
+def test_more_than_the_learned_positions_is_refused():
+    gpt2 = models.load(GOLDEN / "gpt2_conv1d")
+    with pytest.raises(ValueError, match="capacity=49 exceeds the model's 48 learned positions"):
+        generate(gpt2, [[1] * 40], 10)

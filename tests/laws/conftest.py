@@ -1,0 +1,133 @@
+"""The members on which every law is tried. A new record, layout or codec joins by one row here."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from kvjax.cache import LayerCache, init_layer_cache
+from kvjax.nn import Attention, AttentionConfig, NormConfig, Rope
+
+# One set of shapes for all laws, so that each member's steps compile once.
+BATCH, CAPACITY, WIDTH, D_MODEL = 2, 13, 6, 16
+X = np.random.default_rng(0).normal(size=(BATCH, CAPACITY + WIDTH, D_MODEL)).astype(np.float32)
+
+BASE = AttentionConfig(
+    d_model=D_MODEL, query_heads=4, kv_heads=2, key_dim=8, value_dim=8, rope=Rope(8, theta=100.0)
+)
+RECORDS = {
+    "gqa": BASE,
+    "mha": replace(BASE, kv_heads=4),
+    "mqa": replace(BASE, kv_heads=1, fused=True, qkv_bias=True, out_bias=True),
+    "narrow values": replace(BASE, value_dim=4),
+    "norm per head": replace(BASE, qk_norm="head", rope=Rope(4, theta=100.0)),
+    "norm at full width": replace(BASE, qk_norm="full", norm=NormConfig(eps=0.1)),
+    "capped": replace(BASE, soft_cap=0.5, scale=1.0, rope=None),
+    "windowed": replace(BASE, window=5),
+}
+
+
+@dataclass(frozen=True)
+class CacheCase:
+    """A layout and a codec; `error` bounds the relative error of what is read back."""
+
+    layout: str
+    codec: str
+    error: float
+
+
+CACHES = {
+    "dense f32": CacheCase("dense", "f32", 0.0),
+    "dense bf16": CacheCase("dense", "bf16", 2**-8),
+    "dense f16": CacheCase("dense", "f16", 2**-11),
+}
+
+
+@cache
+def build(config: AttentionConfig) -> Attention:
+    """A module whose parameters are drawn alike, so that no bias and no norm is idle."""
+    module = Attention(config, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    leaves, treedef = jax.tree.flatten(module)
+    rng = np.random.default_rng(1)
+    drawn = [rng.normal(0, 0.3, leaf.shape).astype(np.float32) for leaf in leaves]
+    return jax.tree.unflatten(treedef, drawn)
+
+
+@jax.jit
+def compiled(module, x, positions, cache):
+    return module(x, positions, cache)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A record in a cache: the product that the laws speak of."""
+
+    attention: AttentionConfig
+    cache_case: CacheCase
+
+    @property
+    def tolerance(self) -> float:
+        """Outputs are of order 1, and keys and values enter them with the codec's error."""
+        return 1e-5 + 4 * self.cache_case.error
+
+    def init(self) -> LayerCache:
+        """An empty cache of BATCH rows of CAPACITY tokens."""
+        return init_layer_cache(
+            BATCH,
+            CAPACITY,
+            kv_heads=self.attention.kv_heads,
+            key_dim=self.attention.key_dim,
+            value_dim=self.attention.value_dim,
+            layout=self.cache_case.layout,
+            codec=self.cache_case.codec,
+        )
+
+    def forward(self) -> np.ndarray:
+        """Outputs (B, CAPACITY, D) of the first CAPACITY tokens of X, without a cache."""
+        positions = np.broadcast_to(np.arange(CAPACITY, dtype=np.int32), (BATCH, CAPACITY))
+        return np.asarray(compiled(build(self.attention), X[:, :CAPACITY], positions, None)[0])
+
+    def step(self, start, count, cache, call=compiled) -> tuple[np.ndarray, LayerCache]:
+        """Each row's `count` tokens of X from `start`, in one step of 1 or WIDTH; (B, width, D)."""
+        width = 1 if np.max(count) <= 1 else WIDTH
+        x = np.full((BATCH, width, D_MODEL), 9, np.float32)
+        positions = np.full((BATCH, width), -1, np.int32)
+        for row, (first, n) in enumerate(zip(start, count, strict=True)):
+            x[row, :n] = X[row, first : first + n]
+            positions[row, :n] = np.arange(first, first + n)
+        y, cache = call(build(self.attention), x, positions, cache)
+        return np.asarray(y), cache
+
+    def fill(self, *lengths: int) -> LayerCache:
+        """A cache that holds the first tokens of X, so many of each row."""
+        cache, done = self.init(), np.zeros(BATCH, int)
+        while (done < lengths).any():
+            count = np.minimum(WIDTH, np.array(lengths) - done)
+            _, cache = self.step(done, count, cache)
+            done += count
+        return cache
+
+
+@pytest.fixture(
+    params=[
+        # By default every record in the lossless cache, and every cache with one record.
+        pytest.param(
+            Member(RECORDS[record], CACHES[case]),
+            id=f"{record}, {case}",
+            marks=() if record == "gqa" or case == "dense f32" else pytest.mark.slow,
+        )
+        for record in RECORDS
+        for case in CACHES
+    ]
+)
+def member(request) -> Member:
+    return request.param
+
+
+@pytest.fixture(params=CACHES)
+def cache_case(request) -> CacheCase:
+    return CACHES[request.param]

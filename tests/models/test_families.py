@@ -1,0 +1,96 @@
+"""The families' tables: every tensor has one row, and layouts are inverse pairs."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors import safe_open
+
+from kvjax import models
+from kvjax.models.family import GROUPED_BY_KV_HEAD, SAME, TRANSPOSED, bind, parameter_paths
+from kvjax.models.registry import FAMILIES, read_decoder
+from kvjax.nn import AttentionConfig
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/ref.npz"))
+GROUPED = AttentionConfig(d_model=5, query_heads=6, kv_heads=2, key_dim=4, value_dim=4)
+MHA = AttentionConfig(d_model=5, query_heads=2, kv_heads=2, key_dim=2, value_dim=2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_stored_tensor_is_bound_once(name):
+    family, config = read_decoder(json.loads((GOLDEN / name / "config.json").read_text()))
+    bindings = bind(family, config)
+    stored = set()
+    for path in (GOLDEN / name).glob("*.safetensors"):
+        with safe_open(path, framework="numpy") as file:
+            stored |= set(file.keys())
+    names = [binding.name for binding in bindings.values()]
+    assert sorted(names) == sorted(stored)
+
+
+def test_the_golden_files_cover_every_family():
+    found = {
+        json.loads((GOLDEN / name / "config.json").read_text())["model_type"] for name in NAMES
+    }
+    assert found == {name for name in FAMILIES if not name.startswith("kvjax_")}
+
+
+@pytest.mark.parametrize("layout", [SAME, TRANSPOSED, GROUPED_BY_KV_HEAD])
+@pytest.mark.parametrize("rows", [(), (5,)], ids=["bias", "kernel"])
+@pytest.mark.parametrize("attention", [GROUPED, MHA], ids=["grouped", "mha"])
+def test_layouts_are_inverse_pairs(layout, rows, attention):
+    shape = (*rows, sum(attention.qkv_widths))
+    parameter = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    stored = layout.write(parameter, attention)
+    assert stored.shape == layout.shape(parameter.shape)
+    np.testing.assert_array_equal(layout.read(stored, attention), parameter)
+
+
+def test_rows_of_neox_are_q_k_v_of_one_head_after_another():
+    stored = np.array([f"{part}{head}{i}" for head in "01" for part in "qkv" for i in "ab"])
+    canonical = GROUPED_BY_KV_HEAD.read(stored, MHA)
+    assert " ".join(canonical) == "q0a q0b q1a q1b k0a k0b k1a k1b v0a v0b v1a v1b"
+
+
+def test_rows_of_fewer_kv_heads_are_their_queries_then_k_then_v():
+    heads = ["q0", "q1", "q2", "k0", "v0", "q3", "q4", "q5", "k1", "v1"]
+    stored = np.array([f"{head}.{i}" for head in heads for i in range(4)])
+    canonical = GROUPED_BY_KV_HEAD.read(stored, GROUPED)
+    order = ["q0", "q1", "q2", "q3", "q4", "q5", "k0", "k1", "v0", "v1"]
+    assert canonical.tolist() == [f"{head}.{i}" for head in order for i in range(4)]
+
+
+@pytest.mark.parametrize("name", ["gpt2_conv1d", "gpt_neox_interleaved"])
+def test_grouped_forms_that_only_this_library_reads(name, tmp_path):
+    config = json.loads((GOLDEN / name / "config.json").read_text())
+    config |= {"model_type": f"kvjax_{config['model_type']}", "num_key_value_heads": 2}
+    model = models.init(config, seed=3)
+    widths = (4 + 2 + 2) * 16
+    assert model.layers[0].attention.qkv.kernel.shape == (64, widths)
+    models.save(model, tmp_path / "saved")
+    again = models.load(tmp_path / "saved")
+    for left, right in zip(jax.tree.leaves(model), jax.tree.leaves(again), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_init_makes_the_shapes_of_the_checkpoint(name):
+    config = json.loads((GOLDEN / name / "config.json").read_text())
+    loaded = parameter_paths(models.load(GOLDEN / name))
+    made = parameter_paths(nnx.eval_shape(lambda: models.init(config, dtype="bf16")))
+    assert {path: leaf.shape for path, leaf in made.items()} == {
+        path: leaf.shape for path, leaf in loaded.items()
+    }
+    assert {leaf.dtype for leaf in made.values()} == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_init_follows_its_seed():
+    config = json.loads((GOLDEN / "llama_bias" / "config.json").read_text())
+    first, same, other = (models.init(config, seed=seed).head.kernel[...] for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, same)
+    assert np.abs(first - other).max() > 1e-3

@@ -1,0 +1,135 @@
+"""Fields of config.json: both spellings, defaults, and refusals."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvjax.models.fields import read_rope
+from kvjax.models.registry import read_decoder
+from kvjax.nn import DecoderConfig, LinearScaling, Llama3Scaling, YarnScaling
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/ref.npz"))
+
+
+def config_of(name: str, file: str = "config.json") -> dict:
+    return json.loads((GOLDEN / name / file).read_text())
+
+
+def decoder_of(config: dict) -> DecoderConfig:
+    return replace(read_decoder(config)[1], source="")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_old_spelling_and_defaults(name):
+    """transformers made the model from the sparse config and wrote the full one beside it."""
+    assert decoder_of(config_of(name, "config_v4.json")) == decoder_of(config_of(name))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("gpt2")])
+def test_rope_frequencies_are_those_of_transformers(name):
+    reference = np.load(GOLDEN / name / "ref.npz")
+    rope = decoder_of(config_of(name)).attention[0].rope
+    assert rope.dim == 2 * len(reference["inv_freq"])
+    assert rope.frequencies().dtype == np.float32
+    # The same bits, or with a scaling all but the last one.
+    np.testing.assert_allclose(
+        rope.frequencies(), reference["inv_freq"], rtol=1.2e-7 if rope.scaling else 0
+    )
+    magnitude = 1.0 if rope.scaling is None else rope.scaling.magnitude
+    assert magnitude == pytest.approx(float(reference["rope_magnitude"]), rel=1e-12)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4}
+
+
+@pytest.mark.parametrize(
+    ("fields", "theta", "scaling"),
+    [
+        ({}, 1e4, None),
+        ({"rope_theta": 5e5}, 5e5, None),
+        ({"rope_theta": 5e5, "rope_scaling": None}, 5e5, None),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 1e4, LinearScaling(2.0)),
+        ({"rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}}, 100.0, None),
+        (
+            {"rope_theta": 500.0, "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+            500.0,
+            LinearScaling(2.0),
+        ),
+        (
+            {"rope_scaling": {"rope_type": "default"}, "rope_parameters": LLAMA3},
+            1e4,
+            None,
+        ),
+        ({"rope_scaling": LLAMA3}, 1e4, Llama3Scaling(8.0, 1, 4, original_max_positions=64)),
+        ({"rope_scaling": YARN}, 1e4, YarnScaling(4.0, 16, 0.1 * np.log(4) + 1)),
+        (
+            {"rope_scaling": YARN, "original_max_position_embeddings": 32},
+            1e4,
+            YarnScaling(4.0, 32, 0.1 * np.log(4) + 1),
+        ),
+        (
+            {"rope_scaling": {**YARN, "factor": None}},
+            1e4,
+            YarnScaling(4.0, 16, 0.1 * np.log(4) + 1),
+        ),
+        ({"rope_scaling": {**YARN, "attention_factor": 1.5}}, 1e4, YarnScaling(4.0, 16, 1.5)),
+    ],
+    ids=str,
+)
+def test_rope_as_transformers_reads_it(fields, theta, scaling):
+    """Each row was compared with the rope_parameters, frequencies and factor of transformers."""
+    rope = read_rope({"max_position_embeddings": 64, **fields}, 16)
+    assert (rope.theta, rope.dim, rope.scaling) == (theta, 16, scaling)
+
+
+@pytest.mark.parametrize(
+    ("factor", "mscale", "mscale_all_dim", "magnitude"),
+    [(40.0, 0.707, 0.707, 1.0), (40.0, 1.0, 0.5, 1.3688879 / 1.1844440), (0.5, 1.0, 0.5, 1.0)],
+)
+def test_yarn_magnitude(factor, mscale, mscale_all_dim, magnitude):
+    scaling = {**YARN, "factor": factor, "mscale": mscale, "mscale_all_dim": mscale_all_dim}
+    rope = read_rope({"max_position_embeddings": 64, "rope_scaling": scaling}, 16)
+    assert rope.scaling.magnitude == pytest.approx(magnitude, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("llama_bias", {"rope_parameters": {"rope_type": "longrope"}}, "rope_type='longrope'"),
+        ("llama_bias", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type='dynamic'"),
+        ("llama_bias", {"rope_scaling": {"type": "linear"}}, "llama lacks 'factor'"),
+        ("phi3_fused", {"rope_scaling": {"type": "su", "factor": 2.0}}, "rope_type='su'"),
+        ("phi3_fused", {"rope_scaling": YARN}, "phi3 knows no scaling but longrope"),
+        (
+            "gemma_mqa",
+            {"use_bidirectional_attention": True},
+            "use_bidirectional_attention: got True",
+        ),
+        ("gpt2_conv1d", {"add_cross_attention": True}, "add_cross_attention: got True"),
+        ("gpt2_conv1d", {"tie_word_embeddings": False}, "tie_word_embeddings=False"),
+        ("gpt2_conv1d", {"activation_function": "mish"}, "activation_function='mish'"),
+    ],
+    ids=str,
+)
+def test_what_would_be_silently_wrong_is_refused(name, fields, message):
+    with pytest.raises(ValueError, match=message):
+        read_decoder(config_of(name) | fields)
+
+
+def test_only_gemma_reads_gelu_as_its_tanh_form():
+    assert decoder_of(config_of("gemma_mqa") | {"hidden_act": "gelu"}).mlp.activation == "gelu_tanh"
+    assert decoder_of(config_of("llama_mha") | {"hidden_act": "gelu"}).mlp.activation == "gelu"
+
+
+def test_embeddings_are_tied_by_default_only_where_the_family_says():
+    tied = {}
+    for name in NAMES:
+        config = config_of(name)
+        del config["tie_word_embeddings"]
+        tied[config["model_type"]] = decoder_of(config).tied
+    assert {family for family, is_tied in tied.items() if is_tied} == {"gemma", "gpt2"}

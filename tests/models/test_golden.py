@@ -1,0 +1,221 @@
+"""Every family and setting against transformers' logits, on every way through the model.
+
+The models and logits in tests/golden are written by scripts/make_golden.py, which shares no code
+with kvjax.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import cycle
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from kvjax import models
+from kvjax.engine import decode, prefill
+from kvjax.models.family import GROUPED_BY_KV_HEAD, SAME, TRANSPOSED, abstract_decoder
+from kvjax.models.registry import FAMILIES
+from kvjax.nn import Decoder, DecoderConfig
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/ref.npz"))
+# With a cache, one model of each family by default, and those whose positions are unlike theirs.
+FIRST_OF_FAMILY = {name.partition("_")[0]: name for name in reversed(NAMES)}.values()
+DEFAULT = {*FIRST_OF_FAMILY, "llama_mha", "llama_yarn", "gpt2_conv1d"}
+CACHED = [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow) for name in NAMES]
+TOLERANCE = 2e-4
+WIDTH = 8  # of chunks: one compiled step serves every split, by the count of real tokens
+
+
+@cache
+def read(name: str) -> tuple[Decoder, np.ndarray, np.ndarray]:
+    """The model in f32, its input ids (B, T) and transformers' logits (B, T, V)."""
+    reference = np.load(GOLDEN / name / "ref.npz")
+    return models.load(GOLDEN / name, dtype="f32"), reference["input_ids"], reference["logits"]
+
+
+def difference(logits: np.ndarray, expected: np.ndarray) -> float:
+    assert logits.shape == expected.shape
+    return float(np.abs(logits - expected).max())
+
+
+@jax.jit
+def forward(model: Decoder, tokens: np.ndarray) -> jax.Array:
+    return model(tokens)[0]
+
+
+def decode_in_chunks(
+    model: Decoder, tokens: np.ndarray, lengths: np.ndarray, widths: Iterator[np.ndarray]
+) -> np.ndarray:
+    """Logits (B, T, V) of the rows' first lengths (B,) tokens, `widths` (B,) of them at a time."""
+    cache = model.init_cache(len(tokens), tokens.shape[1], codec="f32")
+    logits = np.zeros((*tokens.shape, model.config.vocab_size), np.float32)
+    done = np.zeros_like(lengths)
+    while (done < lengths).any():
+        count = np.minimum(next(widths), lengths - done)
+        width = 1 if count.max() == 1 else WIDTH
+        chunk = np.full((len(tokens), width), 7, np.int32)  # padding that is a token like others
+        for row, (start, n) in enumerate(zip(done, count, strict=True)):
+            chunk[row, :n] = tokens[row, start : start + n]
+        new, cache = decode(model, chunk, cache, count)
+        for row, (start, n) in enumerate(zip(done, count, strict=True)):
+            logits[row, start : start + n] = new[row, :n]
+        done += count
+    cache.check()
+    assert cache.n.tolist() == lengths.tolist()
+    return logits
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_forward(name):
+    model, tokens, expected = read(name)
+    assert difference(forward(model, tokens), expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("widths", [(8,), (1,), (3, 8, 1, 5)], ids=str)
+@pytest.mark.parametrize("name", CACHED)
+def test_chunks(name, widths):
+    model, tokens, expected = read(name)
+    rows, length = tokens.shape
+    chunks = (np.full(rows, width, np.int32) for width in cycle(widths))
+    logits = decode_in_chunks(model, tokens, np.full(rows, length, np.int32), chunks)
+    assert difference(logits, expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_ragged_rows(name):
+    """Rows of different lengths that take, and rest for, different numbers of tokens a step."""
+    model, tokens, expected = read(name)
+    lengths = np.array([tokens.shape[1], 13], np.int32)
+    widths = cycle(np.array(row, np.int32) for row in [(8, 5), (2, 0), (1, 1), (0, 7)])
+    logits = decode_in_chunks(model, tokens, lengths, widths)
+    for row, length in enumerate(lengths):
+        assert difference(logits[row, :length], expected[row, :length]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_ragged_prompts(name):
+    """Right-padded prompts at once: `prefill` gives the logits after each row's own last token."""
+    model, tokens, expected = read(name)
+    lengths = np.array([9, tokens.shape[1]], np.int32)
+    padded = np.where(np.arange(tokens.shape[1]) < lengths[:, None], tokens, 7)
+    logits, cache = prefill(model, padded, model.init_cache(*tokens.shape, codec="f32"), lengths)
+    assert difference(logits, expected[range(2), lengths - 1]) <= TOLERANCE
+    assert cache.n.tolist() == lengths.tolist()
+
+
+@pytest.mark.parametrize("width", range(1, 9))
+def test_decode_of_1_to_8_tokens(width):
+    model, tokens, expected = read("llama_mha")
+    cache = model.init_cache(*tokens.shape, codec="f32")
+    for start in range(0, tokens.shape[1] - width + 1, width):
+        chunk = tokens[:, start : start + width]
+        logits, cache = decode(model, chunk, cache, np.full(len(tokens), width, np.int32))
+        assert difference(logits, expected[:, start : start + width]) <= TOLERANCE
+
+
+class Swapped:
+    """Stored as two halves in the other order."""
+
+    def shape(self, shape):
+        return shape[::-1]
+
+    def read(self, stored, attention):
+        return np.concatenate(np.split(stored, 2)[::-1]).T
+
+
+class Reversed:
+    """Stored with its heads in the other order."""
+
+    def shape(self, shape):
+        return shape[::-1]
+
+    def read(self, stored, attention):
+        heads = stored.reshape(-1, attention.key_dim, *stored.shape[1:])
+        return heads[::-1].reshape(stored.shape).T
+
+
+MISREAD = {
+    "neox q, k, v concatenated": (
+        "gpt_neox_interleaved",
+        {"attention.qkv.kernel": TRANSPOSED, "attention.qkv.bias": SAME},
+    ),
+    "gpt2 c_proj transposed": ("gpt2_conv1d", {"attention.o.kernel": TRANSPOSED}),
+    "gpt2 mlp transposed": ("gpt2_conv1d", {"mlp.down.kernel": TRANSPOSED}),
+    "phi3 q, k, v grouped": ("phi3_fused", {"attention.qkv.kernel": GROUPED_BY_KV_HEAD}),
+    "phi3 up before gate": ("phi3_fused", {"mlp.gate_up.kernel": Swapped()}),
+    "llama KV heads in reverse": ("llama_mha", {"attention.k.kernel": Reversed()}),
+    "llama V from K's heads": ("llama_gqa_tied", {"attention.v.kernel": Reversed()}),
+}
+
+
+@pytest.mark.parametrize(("name", "layouts"), MISREAD.values(), ids=MISREAD)
+def test_a_misread_layout_shows(name, layouts, monkeypatch):
+    """The comparison above can fail: the same tensors, in a layout of the same shape."""
+    model, tokens, expected = read(name)
+    family = FAMILIES[json.loads(model.config.source)["model_type"]]
+    wrong = {f"layers.{{i}}.{path}": layout for path, layout in layouts.items()}
+    assert wrong.keys() <= {row.path for row in family.tensors}
+    tensors = tuple(replace(row, layout=wrong.get(row.path, row.layout)) for row in family.tensors)
+    monkeypatch.setitem(FAMILIES, family.model_type, replace(family, tensors=tensors))
+    misread = models.load(GOLDEN / name, dtype="f32")
+    assert difference(forward(misread, tokens), expected) > 10 * TOLERANCE
+
+
+def in_attention(**changes) -> Callable[[DecoderConfig], DecoderConfig]:
+    return lambda config: replace(
+        config, attention=tuple(replace(layer, **changes) for layer in config.attention)
+    )
+
+
+def with_rope(**changes) -> Callable[[DecoderConfig], DecoderConfig]:
+    return lambda config: in_attention(rope=replace(config.attention[0].rope, **changes))(config)
+
+
+def in_norm(**changes) -> Callable[[DecoderConfig], DecoderConfig]:
+    return lambda config: replace(config, norm=replace(config.norm, **changes))
+
+
+def in_mlp(**changes) -> Callable[[DecoderConfig], DecoderConfig]:
+    return lambda config: replace(config, mlp=replace(config.mlp, **changes))
+
+
+def without_eps_of_qk(config: DecoderConfig) -> DecoderConfig:
+    return in_attention(norm=replace(config.attention[0].norm, eps=1e-6))(config)
+
+
+MISSET = {
+    "no rope": ("llama_mha", in_attention(rope=None)),
+    "other theta": ("mistral_gqa", with_rope(theta=1e4)),
+    "no linear scaling": ("llama_linear", with_rope(scaling=None)),
+    "no llama3 scaling": ("llama_llama3", with_rope(scaling=None)),
+    "no yarn scaling": ("llama_yarn", with_rope(scaling=None)),
+    "all channels rotated": ("phi3_partial_rotary", with_rope(dim=16)),
+    "fewer channels rotated": ("gpt_neox_interleaved", with_rope(dim=4)),
+    "sequential residual": ("gpt_neox_interleaved", lambda c: replace(c, parallel_residual=False)),
+    "parallel residual": ("gpt_neox_sequential", lambda c: replace(c, parallel_residual=True)),
+    "scale of all layers alike": ("gpt2_by_layer", in_attention(scale=None)),
+    "norm scales not from one": ("gemma_mqa", in_norm(unit_offset=False)),
+    "embeddings not scaled": ("gemma_mqa", lambda c: replace(c, embed_scale=None)),
+    "exact gelu": ("gemma_mqa", in_mlp(activation="gelu")),
+    "tanh gelu": ("gpt_neox_sequential", in_mlp(activation="gelu_tanh")),
+    "other rms eps": ("llama_gqa_tied", in_norm(eps=1e-6)),
+    "other eps of q and k per head": ("qwen3_gqa", without_eps_of_qk),
+    "other eps of q and k": ("olmo2_gqa", without_eps_of_qk),
+    "other layer norm eps": ("gpt2_by_layer", in_norm(eps=1e-5)),
+    "windowed": ("llama_mha", in_attention(window=8)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "change"), MISSET.values(), ids=MISSET)
+def test_a_wrong_setting_shows(name, change):
+    """The same parameters in a decoder with another setting."""
+    model, tokens, expected = read(name)
+    wrong = abstract_decoder(change(model.config))
+    misset = jax.tree.unflatten(jax.tree.structure(wrong), jax.tree.leaves(model))
+    assert difference(forward(misset, tokens), expected) > TOLERANCE

@@ -1,0 +1,152 @@
+"""The decoder's own arithmetic and its contract; the families' logits are in models/test_golden."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from kvjax.nn import AttentionConfig, Decoder, DecoderConfig, MlpConfig, NormConfig, Rope
+
+ATTENTION = AttentionConfig(
+    d_model=16, query_heads=4, kv_heads=2, key_dim=4, value_dim=4, rope=Rope(4)
+)
+CONFIG = DecoderConfig(
+    vocab_size=11, d_model=16, attention=(ATTENTION, ATTENTION), mlp=MlpConfig(width=12)
+)
+TOKENS = np.random.default_rng(0).integers(0, 11, (2, 6), np.int32)
+COUNT = np.array([6, 3], np.int32)
+
+
+def build(dtype=jnp.float32, **settings) -> Decoder:
+    model = Decoder(replace(CONFIG, **settings), dtype=dtype, rngs=nnx.Rngs(0))
+    return jax.tree.map(lambda leaf: leaf * (20 if leaf.ndim == 2 else 1), model)
+
+
+@jax.jit
+def forward(model, tokens, count=None):
+    return model(tokens, count=count)[0]
+
+
+@jax.jit
+def hidden(model, tokens):
+    return model.hidden(tokens)[0]
+
+
+@pytest.mark.parametrize("count", [None, COUNT], ids=["all", "ragged"])
+def test_last_logits_are_those_of_the_last_real_token(count):
+    model = build()
+    every = forward(model, TOKENS, count)
+    last, _ = jax.jit(lambda model: model(TOKENS, count=count, logits="last"))(model)
+    ends = COUNT - 1 if count is not None else 5
+    np.testing.assert_allclose(last, every[np.arange(2), ends], atol=1e-5)
+
+
+def test_logits_are_the_unembedded_hidden_states():
+    model = build()
+    expected = np.asarray(hidden(model, TOKENS), np.float64) @ np.asarray(model.head.kernel[...])
+    np.testing.assert_allclose(forward(model, TOKENS), expected, atol=1e-4)
+
+
+def test_padding_takes_no_part():
+    model = build()
+    other = TOKENS.copy()
+    other[1, 3:] = 0
+    logits, changed = forward(model, TOKENS, COUNT), forward(model, other, COUNT)
+    np.testing.assert_array_equal(logits[1, :3], changed[1, :3])
+    np.testing.assert_array_equal(logits[0], changed[0])
+    assert np.abs(forward(model, TOKENS) - forward(model, other))[1, 3:].max() > 0.01
+
+
+def test_logits_are_float32_in_every_dtype():
+    for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+        model = nnx.eval_shape(lambda dtype=dtype: build(dtype))
+        assert jax.eval_shape(forward, model, TOKENS).dtype == jnp.float32
+
+
+def test_a_bf16_model_is_near_its_f32_twin():
+    model = build()
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model)
+    np.testing.assert_allclose(forward(half, TOKENS), forward(model, TOKENS), atol=0.4, rtol=0.1)
+
+
+def test_tied_embeddings_have_no_head():
+    model = build(tied=True)
+    assert not hasattr(model, "head")
+    table = np.asarray(model.embed.embedding[...], np.float64)
+    np.testing.assert_allclose(forward(model, TOKENS), hidden(model, TOKENS) @ table.T, atol=1e-4)
+
+
+def test_learned_positions_go_on_after_the_cached_tokens():
+    model = build(max_positions=8, norm=NormConfig("layer"))
+    step = jax.jit(lambda model, tokens, cache: model(tokens, cache))
+    first, cache = step(model, TOKENS[:, :3], model.init_cache(2, 8, codec="f32"))
+    second, _ = step(model, TOKENS[:, 3:], cache)
+    np.testing.assert_allclose(
+        np.concatenate([first, second], axis=1), forward(model, TOKENS), atol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("pre_norm", "post_norm", "parallel"),
+    [(True, False, False), (False, True, False), (True, True, False), (True, False, True)],
+)
+def test_residuals(pre_norm, post_norm, parallel):
+    """One layer by hand, from the module's own parts."""
+    model = build(
+        pre_norm=pre_norm,
+        post_norm=post_norm,
+        parallel_residual=parallel,
+        attention=(ATTENTION,),
+    )
+    layer, same = model.layers[0], lambda x: x
+    names = ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
+    norm = {name: getattr(layer, name, same) for name in names}
+    assert hasattr(layer, "attention_norm") == pre_norm
+    assert hasattr(layer, "mlp_post_norm") == post_norm
+    positions = np.broadcast_to(np.arange(6, dtype=np.int32), (2, 6))
+    attend = jax.jit(lambda attention, x: attention(x, positions)[0])
+    x = model.embed(TOKENS)
+    middle = x + norm["attention_post_norm"](attend(layer.attention, norm["attention_norm"](x)))
+    mixed = norm["mlp_post_norm"](layer.mlp(norm["mlp_norm"](x if parallel else middle)))
+    np.testing.assert_allclose(hidden(model, TOKENS), model.norm(middle + mixed), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments", "message"),
+    [
+        ({}, (0, 8), "batch=0: at least 1"),
+        ({}, (2, 0), "capacity=0: at least 1"),
+        ({}, (2, 8, "ring"), "layout='ring': accepted are auto, dense"),
+        ({}, (2, 8, "auto", "int3"), "codec: got 'int3'; accepted: f32"),
+        ({}, (2, 8, "auto", "fp8_e4m3"), "codec='fp8_e4m3': caches can hold f32, bf16, f16"),
+        ({"max_positions": 7}, (2, 8), "capacity=8 exceeds the model's 7 learned positions"),
+        (
+            {"attention": (ATTENTION, replace(ATTENTION, window=7))},
+            (2, 8),
+            "capacity=8 exceeds the layer's sliding window of 7",
+        ),
+    ],
+    ids=str,
+)
+def test_a_cache_that_cannot_be_is_refused(settings, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        build(**settings).init_cache(*arguments)
+
+
+def test_a_window_as_long_as_the_capacity_is_served():
+    windowed = build(attention=(ATTENTION, replace(ATTENTION, window=8)))
+    assert windowed.init_cache(2, 8).layers[1].capacity == 8
+
+
+def test_a_cache_of_another_batch_is_refused():
+    model = build()
+    with pytest.raises(ValueError, match="tokens has 2 rows, the cache 3"):
+        model(TOKENS, model.init_cache(3, 8))
+
+
+def test_more_tokens_than_learned_positions_are_refused():
+    with pytest.raises(ValueError, match="6 tokens exceed the model's 5 learned positions"):
+        build(max_positions=5)(TOKENS)

@@ -1,0 +1,140 @@
+"""``kvjax size`` as a user runs it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import kvjax
+
+LLAMA_2_7B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "vocab_size": 32000,
+}
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA_2_7B))
+    return path
+
+
+def run(*arguments: object, before: str = "") -> subprocess.CompletedProcess:
+    """Run the command in a fresh interpreter, `before` first."""
+    program = f"import sys; {before}\nfrom kvjax.cli import app; app(prog_name='kvjax')"
+    return subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True
+    )
+
+
+def test_table(config):
+    done = run("size", config, "--tokens", 8192)
+    assert done.returncode == 0
+    assert "524,288 B = 512 KiB" in done.stdout
+    assert "4,294,967,296 B = 4 GiB" in done.stdout
+    assert "6,738,415,616" in done.stdout
+
+
+def test_directory_and_json(config):
+    done = run("size", config.parent, "--tokens", 100, "--batch", 3, "--codec", "fp8", "--json")
+    figures = json.loads(done.stdout)
+    assert figures["bytes_per_token"] == 262_144
+    assert figures["allocated_bytes"] == figures["read_per_step_bytes"] == 300 * 262_144
+    assert figures["table_bytes"] == 3 * 32 * 5
+    assert figures["codec"] == "fp8_e4m3"
+    assert figures["intensity_flop_per_byte"] == 2
+    assert figures["parameters"] == 6_738_415_616
+    assert figures["layers"][0]["count"] == 32
+    assert "on_chip" not in figures
+
+
+def test_chip(config):
+    figures = json.loads(run("size", config, "--chip", "H200", "--json").stdout)["on_chip"]
+    cache, table, parameters = 4096 * 524_288, 32000 * 4096, 6_738_415_616
+    # The token table is not read in a step: only the rows of the tokens at hand.
+    memory = ((parameters - table) * 2 + cache) / 4.8e12
+    assert figures["ceiling_seconds"]["memory"] == pytest.approx(memory)
+    assert figures["decode_floor_seconds"] == pytest.approx(memory)
+    assert figures["tokens_per_second"] == pytest.approx(1 / memory)
+    assert figures["tokens_that_fit_beside_weights"] == (141 * 10**9 - 2 * parameters) // 524_288
+    assert "memory binds" in run("size", config, "--chip", "H200").stdout
+
+
+def test_a_window_everywhere_has_no_limit(tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps({**LLAMA_2_7B, "model_type": "mistral", "sliding_window": 4096})
+    )
+    assert (
+        json.loads(run("size", tmp_path, "--json").stdout)["tokens_where_cache_equals_weights"]
+        is None
+    )
+    done = run("size", tmp_path)
+    assert "window 4,096" in done.stdout
+    assert "any number of tokens" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--codec", "int3"], "codec: got 'int3'"),
+        (["--batch", "0"], "batch: got 0"),
+        (["--chip", "H300"], "chip: got 'H300'"),
+    ],
+)
+def test_bad_options_give_one_line(config, arguments, message):
+    done = run("size", config, *arguments)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"kvjax: {message}")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{", "line 1"), ("{}", "model_type: got None"), ('{"model_type": "t5"}', "got 't5'")],
+)
+def test_bad_configs_give_one_line(tmp_path, content, message):
+    (tmp_path / "config.json").write_text(content)
+    done = run("size", tmp_path)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_version_and_help(config):
+    assert run("--version").stdout == f"kvjax {kvjax.__version__}\n"
+    assert "size" in run("--help").stdout
+    assert "kvjax size config.json --tokens" in run("size", "--help").stdout
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["size", "--help"], ["size", "{config}"]])
+def test_no_jax_and_no_numpy(config, arguments):
+    """The command runs where importing jax or numpy fails."""
+    forbid = "sys.modules.update(jax=None, jaxlib=None, numpy=None, flax=None)"
+    given = [str(config) if argument == "{config}" else argument for argument in arguments]
+    done = run(*given, before=forbid)
+    assert done.returncode == 0, done.stderr
+
+
+def test_takes_under_300_ms(config):
+    """Processor time, which the load of the machine does not change."""
+    seconds = []
+    for _ in range(3):
+        before = os.times()
+        assert run("size", config).returncode == 0
+        after = os.times()
+        seconds.append(
+            after.children_user
+            + after.children_system
+            - before.children_user
+            - before.children_system
+        )
+    assert min(seconds) < 0.3
