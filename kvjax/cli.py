@@ -4,7 +4,7 @@ sizing start at once.
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -54,6 +54,23 @@ def print_table(title: str, rows: Iterable[tuple[str, str]]) -> None:
     Console().print(table)
 
 
+@contextmanager
+def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """A function that shows a stage of long work, what is done of it and all there is of it."""
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    tasks: dict[str, TaskID] = {}
+    with Progress(console=Console(stderr=True)) as bars:
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield show
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"kvjax {kvjax.__version__}")
@@ -100,6 +117,60 @@ def size(
         print_json(figures)
     else:
         print_table(text.title(figures), text.rows(figures))
+
+
+@app.command()
+def convert(
+    src: Annotated[str, typer.Argument(help="A model directory, or the id of one on the Hub.")],
+    dst: Annotated[str, typer.Argument(help="The directory to make.")],
+    kv_heads: Annotated[int, typer.Option(help="KV heads to make, a divisor of SRC's; 1 is MQA.")],
+    method: Annotated[
+        str, typer.Option(help="mean of each group of heads; or, as baselines, first or random.")
+    ] = "mean",
+    seed: Annotated[int, typer.Option(help="Of random heads and of random token ids.")] = 0,
+    allow_kvjax_only: Annotated[
+        bool,
+        typer.Option(
+            "--allow-kvjax-only", help="Write GPT-2 and GPT-NeoX too, as only kvjax loads them."
+        ),
+    ] = False,
+    evaluate: Annotated[
+        bool,
+        typer.Option("--evaluate/--no-evaluate", help="Compare the result's logits with SRC's."),
+    ] = True,
+    evaluate_on: Annotated[
+        str | None, typer.Option(help="Text or token ids for that; default: random token ids.")
+    ] = None,
+    evaluate_tokens: Annotated[int, typer.Option(help="Tokens of it that are compared.")] = 512,
+    as_json: JsonOption = False,
+) -> None:
+    """Pool the KV heads of a checkpoint into fewer: MHA to GQA, or to MQA.
+
+    \b
+    Example:
+      kvjax convert llama-2-7b llama-2-7b-gqa --kv-heads 8 --evaluate-on test.txt
+    """
+    with one_clear_error():
+        from kvjax.convert import to_gqa
+
+        with progress_bars() as on_progress:
+            report = to_gqa(
+                src,
+                dst,
+                kv_heads,
+                method,
+                seed=seed,
+                allow_kvjax_only=allow_kvjax_only,
+                evaluate_on=evaluate_on if evaluate else False,
+                evaluate_tokens=evaluate_tokens,
+                on_progress=on_progress,
+            )
+    if as_json:
+        print_json(report.figures())
+    else:
+        print_table("Conversion", report.rows())
+        for sentence in report.approximations:
+            typer.echo(sentence)
 
 
 @app.command()
@@ -205,3 +276,144 @@ def uptrain(
             name: f"{x:.4f}" if isinstance(x, float) else str(x) for name, x in figures.items()
         }
         print_table("Uptraining", shown.items())
+
+
+@app.command()
+def generate(
+    model: Annotated[str, typer.Argument(help="A model directory, or a Hub id.")],
+    prompts: Annotated[list[str], typer.Argument(help="Texts to continue, as one batch.")],
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to add to each.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Choose among the k likeliest.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Choose among the likeliest that reach p together.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the random choices.")] = 0,
+    dtype: Annotated[str | None, typer.Option(help="f32, bf16 or f16; default: as stored.")] = None,
+    codec: Annotated[str, typer.Option(help="How the cache stores K and V.")] = "bf16",
+    as_json: JsonOption = False,
+) -> None:
+    """Continue texts with a model, decoding with a cache.
+
+    \b
+    Example:
+      kvjax generate smollm2 "The capital of France is" --max-new-tokens 20
+    """
+    with one_clear_error():
+        from kvjax import engine
+
+        texts = engine.generate_text(
+            model,
+            prompts,
+            max_new_tokens,
+            sampler=engine.Sampler(temperature, top_k, top_p),
+            seed=seed,
+            dtype=dtype,
+            codec=codec,
+        )
+    if as_json:
+        print_json({"prompts": prompts, "continuations": texts})
+    else:
+        for prompt, text in zip(prompts, texts, strict=True):
+            print(prompt + text)
+
+
+@app.command()
+def bench(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(help="Model directories or config.json files; none: attention alone."),
+    ] = None,
+    batch: Annotated[str, typer.Option(help="B: rows, one number or several.")] = "4",
+    length: Annotated[str, typer.Option(help="Live tokens a row.")] = "2048",
+    capacity: Annotated[
+        int | None, typer.Option(help="Slots a row; default: as many as live tokens.")
+    ] = None,
+    codec: Annotated[str, typer.Option(help="How K and V are stored.")] = "f32,bf16",
+    query_heads: Annotated[int, typer.Option(help="N, of attention alone.")] = 32,
+    kv_heads: Annotated[str, typer.Option(help="K, of attention alone.")] = "32,8,1",
+    head_dim: Annotated[str, typer.Option(help="H, of attention alone.")] = "128",
+    peers: Annotated[
+        str, typer.Option(help="Whom to compare attention with; '' for nobody.")
+    ] = "jax.nn,flax.nnx,torch",
+    torch_python: Annotated[
+        str | None, typer.Option(help="An interpreter that has torch; default: this one.")
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="A named run of attention in place of shapes and peers: acceptance."),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Weights of the models: f32, bf16; default: as stored.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Samples of each contender, at least 3.")] = 7,
+    seed: Annotated[int, typer.Option(help="Of the numbers and of the order of turns.")] = 0,
+    out: Annotated[
+        str | None, typer.Option(help="A directory for JSON, Markdown and plots.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure decode: attention beside its peers, or whole steps of models.
+
+    Options that take several values take them with commas.
+
+    \b
+    Examples:
+      kvjax bench --kv-heads 32,8,1 --length 8192 --torch-python ~/torch/bin/python --out results
+      kvjax bench --preset acceptance
+      kvjax bench smollm2 smollm2-mqa --batch 1,8 --length 1024 --codec bf16
+    """
+    from kvjax.bench import report
+
+    with one_clear_error():
+        timing: dict[str, Any] = {"rounds": rounds, "seed": seed}
+        with typer.progressbar(length=rounds, label="rounds", file=sys.stderr) as bar:
+            timing["on_round"] = bar.update
+            if models:
+                from kvjax.bench import decode_step
+
+                figures = decode_step.measure(
+                    {source: decode_step.read_model(source, dtype) for source in models},
+                    batch=_numbers("batch", batch),
+                    length=_numbers("length", length),
+                    capacity=capacity,
+                    codec=codec.split(","),
+                    **timing,
+                )
+            elif preset:
+                from kvjax.bench import presets
+
+                figures = presets.run(preset, torch_python=torch_python, **timing)
+            else:
+                from kvjax.bench import case, decode_attention
+
+                cases = case.grid(
+                    batch=_numbers("batch", batch),
+                    query_heads=query_heads,
+                    kv_heads=_numbers("kv-heads", kv_heads),
+                    head_dim=_numbers("head-dim", head_dim),
+                    length=_numbers("length", length),
+                    capacity=capacity,
+                    codec=codec.split(","),
+                )
+                against = ("kvjax", *filter(None, peers.split(",")))
+                figures = decode_attention.measure(
+                    dict.fromkeys(cases, against), torch_python=torch_python, **timing
+                )
+        files = [] if out is None else report.write(figures, out)
+    if as_json:
+        print_json(figures)
+    else:
+        report.print_tables(figures)
+        for file in files:
+            typer.echo(file)
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    """Whole numbers separated by commas."""
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"--{option} {text!r}: whole numbers with commas between are accepted"
+        ) from None

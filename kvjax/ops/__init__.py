@@ -1,4 +1,4 @@
-"""Attention over caches: one public function each, with its plain reference beside it."""
+"""Attention over caches and chunks in plain JAX, each function with its reference beside it."""
 
 from kvjax.ops.attend import attend
 from kvjax.ops.decode import decode_attention

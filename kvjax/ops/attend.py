@@ -1,17 +1,19 @@
-"""Attention of new tokens over a cache, whatever its layout and codec."""
+"""Attention over any cache, of which it knows the blocks alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
-from kvjax.cache.protocol import Block, LayerCache
-from kvjax.ops import blockwise
-from kvjax.ops.blockwise import Scoring
-from kvjax.ops.checks import check_settings
+from kvjax.cache import Block, LayerCache
+from kvjax.ops.checks import check_heads, check_sinks, describe, score_rule
 from kvjax.ops.decode import decode_attention
+from kvjax.ops.online import Partial, start, update
+from kvjax.ops.xla import over_tiles, see
 
 
 def attend(
@@ -25,32 +27,36 @@ def attend(
     scale: float | None = None,
     new: Sequence[Block] = (),
 ) -> tuple[Array, Array]:
-    """Attend the records of a cache and, after them, blocks that are not in it yet.
+    """Attention of T tokens a row over a cache, and over records beside it.
 
-    Knows nothing of layouts: it takes the cache's blocks one by one and masks by position alone.
-    Costs one pass over the cache's live blocks for every 256 queries.
+    A query at position p sees a slot at position s if 0 <= s <= p and, in a window, s > p - window;
+    nothing else decides. Cost follows the cache's live blocks. To be called inside jit: outside,
+    its loops are compiled anew at each call.
 
     Args:
-      q: (B, T, N, H), a float type.
-      cache: one layer's cache. With T = 1 and nothing new, one whose operands `decode_attention`
-        can read in place goes there.
-      q_positions: (B, T) int32, absolute; -1 at padding, where the output means nothing.
+      q: (B, T, N, H); query head n reads KV head n // (N // K).
+      cache: one layer's cache. One query a row with nothing in `new` goes to `decode_attention` if
+        the cache has operands for it; it must then be its row's newest token, or padding.
+      q_positions: (B, T) integers, absolute; -1 for padding, whose output is finite.
       window, sink_logits, soft_cap, scale: as in `decode_attention`.
-      new: blocks of the chunk's own records, exact, before any codec.
+      new: blocks that are not in the cache, such as the chunk's own exact records; of any width.
 
     Returns:
-      out (B, T, N, HV) in q's dtype, and the LSE (B, T, N) in float32.
+      out (B, T, N, HV) in q's dtype and lse (B, T, N) float32, natural log; a query that sees
+      nothing has out 0 and lse -inf (or its sinks).
 
     Raises:
-      ValueError: for shapes or settings outside the above.
+      ValueError: for arguments that do not fit; it says what was given and what is accepted.
     """
     if q.ndim != 4 or q_positions.shape != q.shape[:2]:
         raise ValueError(
-            f"q {q.shape} and q_positions {q_positions.shape}: "
-            "(B, T, N, H) and (B, T) are needed"
+            f"q is {describe(q)} and q_positions {describe(q_positions)}; accepted are "
+            f"q (B, T, N, H) and q_positions (B, T)"
         )
-    check_settings(q.shape[2], window, sink_logits, soft_cap)
-    if q.shape[1] == 1 and not new and (operands := cache.operands()) is not None:
+    operands: dict[str, Any] | None = cache.operands() if q.shape[1] == 1 and not new else None
+    if operands is not None:
+        # Padding, at position -1, sees nothing.
+        operands["lengths"] = jnp.minimum(operands["lengths"], q_positions[:, 0] + 1)
         out, lse = decode_attention(
             q[:, 0],
             **operands,
@@ -61,21 +67,20 @@ def attend(
             return_lse=True,
         )
         return out[:, None], lse[:, None]
-    scoring = Scoring(q.shape[-1] ** -0.5 if scale is None else scale, soft_cap, window)
     first = jax.eval_shape(cache.block, 0)
+    for block in (first, *new):
+        check_heads(q, block.k, block.v, axes=4)
+    check_sinks(sink_logits, q.shape[2])
+    rule = score_rule(q.shape[-1], scale=scale, soft_cap=soft_cap, window=window)
 
-    def over_cache_and_new(q: Array, q_pos: Array) -> tuple[Array, Array]:
-        def add(i: Array, seen: blockwise.Partial) -> blockwise.Partial:
-            block = cache.block(i)
-            visible = scoring.visible(q_pos[:, None], block.pos)
-            return blockwise.update(seen, q, block.k, block.v, visible, scoring)
+    def tile(q: Array, positions: Array) -> Partial:
+        def body(i: Array, seen: Partial) -> Partial:
+            return update(seen, q, positions, cache.block(i), rule)
 
-        seen = blockwise.empty(q, first.v.shape[-1])
-        seen = jax.lax.fori_loop(0, cache.blocks(), add, seen)
+        seen = start(q, first.v.shape[-1], sink_logits)
+        seen = jax.lax.fori_loop(0, cache.blocks(), body, seen)
         for block in new:
-            seen = blockwise.attend_positions(seen, q, q_pos, block, scoring)
-        return blockwise.finish(seen, sink_logits)
+            seen = see(seen, q, positions, block, rule)
+        return seen
 
-    grouped = blockwise.group_queries(q, first.k.shape[1])
-    out, lse = blockwise.over_query_blocks(over_cache_and_new, grouped, q_positions)
-    return blockwise.ungroup(out).astype(q.dtype), blockwise.ungroup(lse)
+    return over_tiles(tile, q, q_positions, first.k.shape[1])

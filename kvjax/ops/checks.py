@@ -1,71 +1,58 @@
-"""The rules of the attention ops, checked once at the public functions."""
+"""What the public functions ask of their arguments. Below them nothing is checked again."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.core import Tracer
 
-AXES = {"q": "(B, ..., N, H)", "k": "(B, K, S, H)", "v": "(B, K, S, HV)"}
+from kvjax.ops.online import ScoreRule
 
 
 def check_heads(q: Array, k: Array, v: Array, axes: int) -> None:
-    """Shapes and dtypes of q (`axes` axes, N and H last) against k and v."""
+    """q with that many axes, (B, ..., N, H), against k (B, K, S, H) and v (B, K, S, HV)."""
     for name, array, wanted in (("q", q, axes), ("k", k, 4), ("v", v, 4)):
-        if array.ndim != wanted:
-            raise ValueError(f"{name} has shape {array.shape}; {AXES[name]} is needed")
-        if not jnp.issubdtype(array.dtype, jnp.floating):
-            raise ValueError(f"{name} has dtype {array.dtype}; a float type is needed")
-    if k.shape[:3] != v.shape[:3]:
-        raise ValueError(f"k {k.shape} and v {v.shape} must agree in (B, K, S)")
-    if q.shape[0] != k.shape[0]:
-        raise ValueError(f"q {q.shape} and k {k.shape} must agree in B")
-    if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"q {q.shape} and k {k.shape} must agree in H")
-    if q.shape[-2] % k.shape[1]:
-        raise ValueError(f"q has {q.shape[-2]} heads; a multiple of k's {k.shape[1]} is needed")
+        if array.ndim != wanted or not jnp.issubdtype(array.dtype, jnp.floating):
+            raise ValueError(f"{name} is {describe(array)}; accepted are floats of {wanted} axes")
+    if v.shape[:3] != k.shape[:3]:
+        raise ValueError(
+            f"v is {describe(v)}; accepted beside k {describe(k)} is the same in all but the last "
+            f"axis"
+        )
+    if q.shape[0] != k.shape[0] or q.shape[-1] != k.shape[-1] or q.shape[-2] % k.shape[1]:
+        raise ValueError(
+            f"q is {describe(q)}; accepted beside k {describe(k)} are {k.shape[0]} rows, a "
+            f"multiple of {k.shape[1]} heads, and head dim {k.shape[-1]}"
+        )
 
 
-def check_settings(
-    heads: int, window: int | None, sink_logits: Array | None, soft_cap: float | None
-) -> None:
-    """Window, learned sinks and soft cap for N = `heads` query heads."""
-    if window is not None and window < 1:
-        raise ValueError(f"window={window}: at least 1 key (the query's own), or None for all")
-    if sink_logits is not None and sink_logits.shape != (heads,):
-        raise ValueError(f"sink_logits has shape {sink_logits.shape}; ({heads},) is needed")
-    if soft_cap is not None and not soft_cap > 0:
-        raise ValueError(f"soft_cap={soft_cap}: more than 0, or None for no cap")
-
-
-def check_lengths(lengths: Array, batch: int, capacity: int) -> None:
-    """lengths (B,) of whole numbers, 0 to the capacity where their values are known."""
+def check_lengths(lengths: Array, batch: int, most: int) -> None:
+    """(B,) integers from 0 to `most`; inside jit their values cannot be seen."""
     if lengths.shape != (batch,) or not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise ValueError(f"lengths is {describe(lengths)}; accepted are integers ({batch},)")
+    if not isinstance(lengths, Tracer) and bool(((lengths < 0) | (lengths > most)).any()):
+        raise ValueError(f"lengths={lengths.tolist()}; accepted are 0 to {most}")
+
+
+def check_sinks(sink_logits: Array | None, query_heads: int) -> None:
+    if sink_logits is not None and sink_logits.shape != (query_heads,):
         raise ValueError(
-            f"lengths is {lengths.dtype}{list(lengths.shape)}; int32[{batch}] is needed"
+            f"sink_logits is {describe(sink_logits)}; accepted are ({query_heads},), one for each "
+            f"query head, or None"
         )
-    if isinstance(lengths, jax.core.Tracer):
-        return
-    if bool(((lengths < 0) | (lengths > capacity)).any()):
-        raise ValueError(f"lengths={lengths.tolist()}: 0 to {capacity} is accepted")
 
 
-def choose(implementation: str | None, best: str, refusals: Mapping[str, str | None]) -> str:
-    """The implementation to run.
+def score_rule(
+    head_dim: int, *, scale: float | None, soft_cap: float | None, window: int | None
+) -> ScoreRule:
+    """The rule of these settings; scale None is head_dim ** -0.5."""
+    if window is not None and window < 1:
+        raise ValueError(f"window={window}; accepted are 1 and more keys, or None for all")
+    if soft_cap is not None and not soft_cap > 0:
+        raise ValueError(f"soft_cap={soft_cap}; accepted are positive numbers, or None")
+    return ScoreRule(head_dim**-0.5 if scale is None else float(scale), soft_cap, window)
 
-    Args:
-      implementation: what the caller asked for; None for `best`.
-      best: the choice where the caller has none.
-      refusals: per implementation, why it cannot serve this call, or None if it can.
-    """
-    if implementation is None:
-        return best
-    if implementation not in refusals:
-        raise ValueError(
-            f"implementation={implementation!r}: accepted are None, {', '.join(map(repr, refusals))}"
-        )
-    if refusals[implementation] is not None:
-        raise ValueError(f"implementation={implementation!r}: {refusals[implementation]}")
-    return implementation
+
+def describe(array: Array | jax.ShapeDtypeStruct) -> str:
+    return f"{array.dtype}{list(array.shape)}"

