@@ -417,3 +417,32 @@ def _numbers(option: str, text: str) -> list[int]:
         raise ValueError(
             f"--{option} {text!r}: whole numbers with commas between are accepted"
         ) from None
+
+
+@app.command()
+def demo(
+    model: Annotated[str, typer.Option(help="kvjax's own small model (kjv), or smollm2.")] = "kjv",
+    out: Annotated[str, typer.Option(help="Directory for the report.")] = "demo_report",
+    as_json: JsonOption = False,
+) -> None:
+    """Size, convert, uptrain, generate with and measure a model, and write a report.
+
+    \b
+    Example:
+      kvjax demo --model smollm2
+    """
+    from pathlib import Path
+
+    with one_clear_error():
+        from kvjax import demo as demos
+
+        def say(line: str) -> None:
+            typer.echo(line, err=True)
+
+        report = demos.run_demo(model, Path(out), say)
+        path = demos.write_report(report, Path(out))
+    if as_json:
+        print_json(asdict(report))
+    else:
+        print(path.read_text())
+        print(f"Written to {path}")

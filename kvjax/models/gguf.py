@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,4 +132,3 @@ def _tokenizer(fields: dict[str, Any]) -> Tokenizer:
         [AddedToken(token, special=True) for token, kind in special if kind == CONTROL_TOKEN]
     )
     return tokenizer
-

@@ -23,5 +23,7 @@ def load_tokenizer(model_dir: str | os.PathLike[str]) -> Tokenizer:
     try:
         from tokenizers import Tokenizer
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("text needs the tokenizers library: install kvjax[text]") from None
+        raise ModuleNotFoundError(
+            "text needs the tokenizers library: install kvjax[text]"
+        ) from None
     return Tokenizer.from_file(str(path))
