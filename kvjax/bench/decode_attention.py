@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
@@ -55,7 +56,7 @@ def measure(
     _check(plan, array_bytes)
     absent: dict[str, str] = {}
     moves = probes(array_bytes)
-    with TorchWorker(torch_python) as torch:
+    with closing(TorchWorker(torch_python)) as torch:
         builders = {**BUILDERS, "torch": torch.contender}
         contenders: dict[tuple[Case, str], Contender] = {}
         for case, names in plan.items():

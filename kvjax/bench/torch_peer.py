@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,10 +21,10 @@ WORKER = Path(__file__).with_name("torch_worker.py")
 
 
 class TorchWorker:
-    """Our end of `torch_worker`; for a `with` block.
+    """Our end of `torch_worker`; close it after use.
 
-    The worker starts when it is first needed and keeps its copies of the inputs until the block
-    ends. It has as many threads as XLA, and rests while others are sampled.
+    The worker starts when it is first needed and keeps its copies of the inputs until it is closed.
+    It has as many threads as XLA, and rests while others are sampled.
 
     Attributes:
       version: torch's, once the worker has started.
@@ -35,24 +34,19 @@ class TorchWorker:
         """`python` is an interpreter that has torch; None for the one that runs this."""
         self._python = python or sys.executable
         self._process: subprocess.Popen[bytes] | None = None
-        self._stack = ExitStack()
         self.version: str | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.close()
+    def close(self) -> None:
+        """End the worker."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
 
     def contender(self, case: Case, inputs: Inputs) -> Contender:
         """The worker, given the arrays of a case; AbsentError where it cannot run."""
         if self._process is None:
-            self._process = self._start()
+            self._start()
         name = repr(case)
         request = {
             "add": name,
@@ -62,52 +56,49 @@ class TorchWorker:
             "length": case.length,
         }
         try:
-            output = self._ask(self._process, request, inputs.q, inputs.k, inputs.v)["output"]
+            output = self._ask(request, inputs.q, inputs.k, inputs.v)["output"]
         except RuntimeError as error:
             raise AbsentError(f"torch {self.version} failed: {error}") from None
 
         def sample(calls: int) -> float:
-            assert self._process is not None
-            return self._ask(self._process, {"run": name, "calls": calls})["seconds"]
+            return self._ask({"run": name, "calls": calls})["seconds"]
 
         return Contender(sample, np.array(output, np.float32).reshape(inputs.q.shape))
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> None:
         if jax.default_backend() != "cpu":
             raise AbsentError("compared on CPUs alone")
         # -P: the modules beside the worker must not stand in for others of the same name.
         command = [self._python, "-P", str(WORKER), str(machine.threads())]
         try:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self.version = self._answer()["version"]
         except OSError as error:
             raise AbsentError(f"cannot run {self._python}: {error.strerror}") from None
-        self._stack.callback(process.communicate)
-        self._stack.callback(process.kill)
-        try:
-            self.version = self._answer(process)["version"]
         except RuntimeError as error:
+            self.close()
             raise AbsentError(f"not installed for {self._python}: {error}") from None
-        return process
 
-    def _ask(
-        self, process: subprocess.Popen[bytes], request: dict[str, Any], *arrays: Array
-    ) -> dict[str, Any]:
-        assert process.stdin is not None
-        try:
-            process.stdin.write(json.dumps(request).encode() + b"\n")
+    def _ask(self, request: dict[str, Any], *arrays: Array) -> dict[str, Any]:
+        assert self._process is not None and self._process.stdin is not None
+        pipe = self._process.stdin
+        # A worker that has ended says so when its answer is read.
+        with suppress(BrokenPipeError):
+            pipe.write(json.dumps(request).encode() + b"\n")
             for array in arrays:
-                process.stdin.write(np.asarray(array).tobytes())
-            process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it ended; its last answer says why
-        return self._answer(process)
+                pipe.write(np.asarray(array).tobytes())
+            pipe.flush()
+        return self._answer()
 
-    def _answer(self, process: subprocess.Popen[bytes]) -> dict[str, Any]:
-        assert process.stdout is not None
-        line = process.stdout.readline()
+    def _answer(self) -> dict[str, Any]:
+        assert self._process is not None and self._process.stdout is not None
+        line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"it ended with status {process.wait()}")
-        answer = json.loads(line)
+            raise RuntimeError(f"it ended with status {self._process.wait()}")
+        try:
+            answer = json.loads(line)
+        except json.JSONDecodeError:
+            raise RuntimeError(f"it answered {line!r}") from None
         if "error" in answer:
             raise RuntimeError(answer["error"])
         return answer

@@ -172,16 +172,18 @@ def _with_kv_heads(source: _Model, kv_heads: int, allow_kvjax_only: bool) -> _Mo
         return source
     config = dict(source.config)
     model_type = config["model_type"]
-    if FAMILIES[model_type].kv_heads_field is None:
+    field = FAMILIES[model_type].kv_heads_field
+    if field is None:
         if not allow_kvjax_only:
             raise ValueError(
                 f"model_type={model_type!r} has no config field for the number of KV heads, so "
-                "transformers could not load the result; allow_kvjax_only "
-                "(--allow-kvjax-only) writes a directory that kvjax alone loads"
+                "transformers could not load the result; allow_kvjax_only (--allow-kvjax-only) "
+                "writes a directory that kvjax alone loads"
             )
         config["model_type"] = f"kvjax_{model_type}"
         config.pop("architectures", None)
-    config[FAMILIES[config["model_type"]].kv_heads_field] = kv_heads
+        field = "num_key_value_heads"  # in all these forms
+    config[field] = kv_heads
     return _bind(config, tuple(source.bindings))
 
 

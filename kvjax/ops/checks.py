@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.core import Tracer
 
@@ -31,8 +32,12 @@ def check_lengths(lengths: Array, batch: int, most: int) -> None:
     """(B,) integers from 0 to `most`; inside jit their values cannot be seen."""
     if lengths.shape != (batch,) or not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise ValueError(f"lengths is {describe(lengths)}; accepted are integers ({batch},)")
-    if not isinstance(lengths, Tracer) and bool(((lengths < 0) | (lengths > most)).any()):
-        raise ValueError(f"lengths={lengths.tolist()}; accepted are 0 to {most}")
+    if isinstance(lengths, Tracer):
+        return
+    # numpy, for inside jit even the operations of jnp on known values are traced.
+    known = np.asarray(lengths)
+    if ((known < 0) | (known > most)).any():
+        raise ValueError(f"lengths={known.tolist()}; accepted are 0 to {most}")
 
 
 def check_sinks(sink_logits: Array | None, query_heads: int) -> None:

@@ -5,6 +5,8 @@ The oracle of every other implementation, in float32 (float64 for float64 inputs
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -29,27 +31,26 @@ def attention(
       sees nothing has out 0 and lse -inf.
     """
     dtype = jnp.promote_types(q.dtype, jnp.float32)
-    q, k, v = (x.astype(dtype) for x in (q, k, v))
+    batch, tokens, heads, dim = q.shape
+    grouped = (batch, tokens, k.shape[1], heads // k.shape[1])
+    q, k, v = q.astype(dtype).reshape(*grouped, dim), k.astype(dtype), v.astype(dtype)
+    scores = rule.scale * _contract("btkgh,bksh->btkgs", q, k)
+    if rule.soft_cap is not None:
+        scores = rule.soft_cap * jnp.tanh(scores / rule.soft_cap)
+    scores = jnp.where(visible[:, :, None, None], scores, -jnp.inf)
+    if sink_logits is not None:
+        sinks = jnp.broadcast_to(sink_logits.astype(dtype).reshape(grouped[2:]), grouped)
+        scores = jnp.concatenate([scores, sinks[..., None]], -1)
+    # With `where`, a query that sees nothing gets weights 0 rather than NaN.
+    weights = jax.nn.softmax(scores, axis=-1, where=scores > -jnp.inf)[..., : k.shape[2]]
     # A weight of 0 does not silence a slot that holds NaN.
     v = jnp.where(visible.any(1)[:, None, :, None], v, 0)
-    group = q.shape[2] // k.shape[1]
-    outs, lses = [], []
-    for n in range(q.shape[2]):
-        keys, values = k[:, n // group], v[:, n // group]
-        scores = rule.scale * _contract("bth,bsh->bts", q[:, :, n], keys)
-        if rule.soft_cap is not None:
-            scores = rule.soft_cap * jnp.tanh(scores / rule.soft_cap)
-        scores = jnp.where(visible, scores, -jnp.inf)
-        if sink_logits is not None:
-            sink = jnp.full((*scores.shape[:2], 1), sink_logits[n], dtype)
-            scores = jnp.concatenate([scores, sink], -1)
-        # With `where`, a row that sees nothing gets weights 0 rather than NaN.
-        weights = jax.nn.softmax(scores, axis=-1, where=scores > -jnp.inf)[..., : k.shape[2]]
-        outs.append(_contract("bts,bsh->bth", weights, values))
-        lses.append(jax.nn.logsumexp(scores, axis=-1))
-    return jnp.stack(outs, 2), jnp.stack(lses, 2)
+    out = _contract("btkgs,bksh->btkgh", weights, v)
+    lse = jax.nn.logsumexp(scores, axis=-1)
+    return out.reshape(batch, tokens, heads, -1), lse.reshape(batch, tokens, heads)
 
 
+@partial(jax.jit, static_argnames="rule")
 def decode(
     q: Array, k: Array, v: Array, lengths: Array, sink_logits: Array | None, rule: ScoreRule
 ) -> tuple[Array, Array]:
@@ -62,6 +63,7 @@ def decode(
     return out[:, 0], lse[:, 0]
 
 
+@partial(jax.jit, static_argnames="rule")
 def prefill(
     q: Array, k: Array, v: Array, lengths: Array, sink_logits: Array | None, rule: ScoreRule
 ) -> tuple[Array, Array]:

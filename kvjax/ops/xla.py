@@ -28,7 +28,7 @@ from kvjax.ops.online import (
 # wider blocks leave the core's cache, narrower ones pay more for starting each operation.
 DECODE_BLOCK = 256
 # Tile of scores in prefill, queries x keys.
-QUERY_TILE, KEY_TILE = 256, 512
+QUERY_TILE, KEY_TILE = 128, 256
 
 
 @partial(jax.jit, static_argnames="rule")

@@ -28,9 +28,10 @@ def run(golden, tmp_path):
 
 
 def test_the_script_prints_json_and_progress_beside_it(golden, tmp_path):
+    options = ["--kv-heads", "1", "--evaluate-tokens", "16", "--json"]
+    directories = [golden / "qwen3_mha", tmp_path / "dst"]
     done = subprocess.run(
-        [sys.executable, "scripts/convert_mha_to_gqa.py", golden / "qwen3_mha", tmp_path / "dst"]
-        + ["--kv-heads", "1", "--evaluate-tokens", "16", "--json"],
+        [sys.executable, "scripts/convert_mha_to_gqa.py", *directories, *options],
         capture_output=True,
         text=True,
         cwd=ROOT,
