@@ -27,10 +27,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 
 @contextmanager
 def one_clear_error() -> Iterator[None]:
-    """End the command with the message alone, and status 1, where the input is at fault."""
+    """End with the message alone and status 1 where the input, or a missing extra, is at fault."""
     try:
         yield
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ModuleNotFoundError) as error:
         typer.echo(f"kvjax: {error}", err=True)
         raise typer.Exit(1) from None
 

@@ -56,7 +56,7 @@ def main() -> None:
         warmup_steps=100,
         weight_decay=0.1,
     )
-    with tempfile.TemporaryDirectory() as scratch, train.ProgressBar(settings.steps) as bar:
+    with tempfile.TemporaryDirectory() as scratch, train.ProgressBar(settings.total_steps) as bar:
         start = Path(scratch, "random")
         models.save(models.init(CONFIG, seed=0, dtype="bf16"), start)
         copy_side_files(arguments.tokenizer, start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,9 @@ from matplotlib.figure import Figure
 
 type Row = Mapping[str, Any]
 
-# What tells rows apart, and how a label says it.
+# Who was measured, which gives lines, and at what, which gives panels; and how labels say it.
+_WHO = {"contender": "{}", "model": "{}"}
 _SHAPE = {
-    "contender": "{}",
-    "model": "{}",
     "codec": "{}",
     "batch": "B={}",
     "query_heads": "N={}",
@@ -44,75 +44,82 @@ def draw(figures: Mapping[str, Any], directory: Path, stem: str) -> list[Path]:
     return paths
 
 
-def series(rows: Sequence[Row], x: str, ignore: Sequence[str] = ()) -> list[list[Row]]:
-    """Rows that differ in `x` alone (and in what is ignored), two or more, in order of x."""
-    groups: dict[tuple, list[Row]] = {}
-    for row in rows:
-        key = tuple(row.get(name) for name in _SHAPE if name != x and name not in ignore)
-        if row[x] is not None:
-            groups.setdefault(key, []).append(row)
-    return [
-        sorted(group, key=lambda row: row[x])
-        for group in groups.values()
-        if len({row[x] for row in group}) > 1
-    ]
+def panels(
+    rows: Sequence[Row], x: str, ignore: Sequence[str] = ()
+) -> dict[tuple, dict[tuple, list[Row]]]:
+    """Lines over `x`: rows by shape, then by who was measured, in order of x.
+
+    What is ignored tells no rows apart. A line needs two values of x.
+    """
+    found: dict[tuple, dict[tuple, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in sorted((row for row in rows if row[x] is not None), key=lambda row: row[x]):
+        shape = tuple(row.get(name) for name in _SHAPE if name != x)
+        who = tuple(row.get(name) for name in _WHO if name not in ignore)
+        found[shape][who].append(row)
+    lines = {
+        shape: {who: line for who, line in by_who.items() if line[0][x] != line[-1][x]}
+        for shape, by_who in found.items()
+    }
+    return {shape: by_who for shape, by_who in lines.items() if by_who}
 
 
-def label(row: Row, rows: Sequence[Row], leave_out: Sequence[str] = ()) -> str:
+def label(row: Row, rows: Sequence[Row], names: Mapping[str, str], leave_out: str = "") -> str:
     """What tells this row from others."""
     return " ".join(
         says.format(row[name])
-        for name, says in _SHAPE.items()
-        if name in row
-        and name not in leave_out
-        and (name == "contender" or len({other[name] for other in rows}) > 1)
+        for name, says in names.items()
+        if name in row and name != leave_out and len({other[name] for other in rows}) > 1
     )
 
 
 def _latency(rows: Sequence[Row], x: str, says: str, ignore: Sequence[str] = ()) -> Figure | None:
-    """Median seconds with quartiles over x, each series above its floor."""
-    groups = series(rows, x, ignore)
-    if not groups:
+    """Median seconds with quartiles over x, above the floor; one panel a shape."""
+    found = list(panels(rows, x, ignore).values())
+    if not found:
         return None
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    shown = [row for group in groups for row in group]
-    floors = set()
-    for group in groups:
-        at = [row[x] for row in group]
-        line = _plot_medians(axes, at, group, label(group[0], shown, (x, *ignore)))
-        floor = tuple(row["floor_seconds"] * 1e3 for row in group)
-        if floor not in floors:  # contenders at one shape share theirs
-            floors.add(floor)
-            axes.plot(at, floor, "--", color=line, alpha=0.6)
-    axes.plot([], [], "--", color="gray", label="floor")
-    axes.set(xlabel=says, ylabel="ms a step", xscale="log", yscale="log")
-    ticks = sorted({row[x] for row in shown})
-    axes.set_xticks(ticks, labels=[str(tick) for tick in ticks], minor=False)
-    axes.minorticks_off()
-    axes.legend(fontsize="small")
+    columns = min(3, len(found))
+    height = -(-len(found) // columns)
+    figure = Figure(figsize=(1 + 3.5 * columns, 3.2 * height), layout="constrained")
+    grid = figure.subplots(height, columns, squeeze=False, sharey=True)
+    for axes, lines in zip(grid.flat, found, strict=False):
+        for line in lines.values():
+            name = label(line[0], rows, {n: _WHO[n] for n in _WHO if n not in ignore})
+            _plot_line(axes, x, line, name or line[0]["contender"])
+        axes.plot(
+            [row[x] for row in line],
+            [row["floor_seconds"] * 1e3 for row in line],
+            "k--",
+            label="floor",
+        )
+        ticks = sorted({row[x] for row in line})
+        axes.set(title=label(line[0], rows, _SHAPE, leave_out=x), xscale="log", yscale="log")
+        axes.set(xlabel=says, ylabel="ms a step")
+        axes.set_xticks(ticks, labels=[str(tick) for tick in ticks])
+        axes.minorticks_off()
+    for axes in grid.flat[len(found) :]:
+        axes.remove()
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside right upper")
     return figure
 
 
-def _plot_medians(axes: Axes, at: Sequence[float], group: Sequence[Row], name: str) -> str:
-    """One series; returns its colour."""
-    medians = np.array([row["median_seconds"] for row in group]) * 1e3
-    lower, upper = np.array([row["quartile_seconds"] for row in group]).T * 1e3
+def _plot_line(axes: Axes, x: str, line: Sequence[Row], name: str) -> None:
+    medians = np.array([row["median_seconds"] for row in line]) * 1e3
+    lower, upper = np.array([row["quartile_seconds"] for row in line]).T * 1e3
     spread = [medians - lower, upper - medians]
-    return axes.errorbar(at, medians, spread, marker="o", capsize=3, label=name)[0].get_color()
+    axes.errorbar([row[x] for row in line], medians, spread, marker="o", capsize=3, label=name)
 
 
 def _bandwidth(rows: Sequence[Row], bandwidth: Mapping[str, Any]) -> Figure:
     """Bytes/s of every row, beside what the machine's memory was seen to do."""
     figure = Figure(figsize=(7, 1.2 + 0.28 * len(rows)), layout="constrained")
     axes = figure.subplots()
-    bars = axes.barh(
-        [label(row, rows) for row in rows], [row["bytes_per_second"] / 1e9 for row in rows]
-    )
+    names = [label(row, rows, _WHO | _SHAPE) or row["contender"] for row in rows]
+    bars = axes.barh(names, [row["bytes_per_second"] / 1e9 for row in rows])
     axes.bar_label(bars, [f" {row['share_of_floor']:.0%}" for row in rows], fontsize="small")
     for color, (name, rate) in zip("rgk", bandwidth["bytes_per_second"].items(), strict=True):
         axes.axvline(rate / 1e9, color=color, linestyle="--", label=name)
+    axes.margins(y=0.02)
     axes.invert_yaxis()
     axes.set(xlabel=f"GB/s of live cache and weights; % of {bandwidth['yardstick']}")
-    axes.legend(fontsize="small")
+    figure.legend(loc="outside upper right", ncols=3)
     return figure

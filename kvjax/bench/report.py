@@ -8,50 +8,42 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 type Row = Mapping[str, Any]
-type Column = tuple[str, Callable[[Row], str]]
-
-_SHAPE: tuple[Column, ...] = (
-    ("B", lambda row: str(row["batch"])),
-    ("K", lambda row: "mixed" if row["kv_heads"] is None else str(row["kv_heads"])),
-    ("live", lambda row: str(row["length"])),
-    ("slots", lambda row: str(row["capacity"])),
-    ("codec", lambda row: row["codec"]),
-)
-_MEASURED: tuple[Column, ...] = (
-    ("ms", lambda row: f"{row['median_seconds'] * 1e3:.3g}"),
-    ("quartiles", lambda row: " - ".join(f"{s * 1e3:.3g}" for s in row["quartile_seconds"])),
-    ("GB/s", lambda row: f"{row['bytes_per_second'] / 1e9:.3g}"),
-    ("of copy", lambda row: f"{row['share_of_copy']:.0%}"),
-    ("floor ms", lambda row: f"{row['floor_seconds'] * 1e3:.3g}"),
-    ("of floor", lambda row: f"{row['share_of_floor']:.0%}"),
-    ("FLOP/B", lambda row: f"{row['intensity_flop_per_byte']:.3g}"),
-)
-COLUMNS: dict[str, tuple[Column, ...]] = {
-    "decode attention": (
-        ("", lambda row: row["contender"]),
-        ("N", lambda row: str(row["query_heads"])),
-        ("H", lambda row: str(row["head_dim"])),
-        *_SHAPE,
-        *_MEASURED,
-        ("/ kvjax", lambda row: _ratio(row["seconds_over_kvjax"])),
-    ),
-    "decode step": (
-        ("model", lambda row: row["model"]),
-        *_SHAPE,
-        ("weights", lambda row: row["weight_codec"]),
-        *_MEASURED,
-        ("tokens/s", lambda row: f"{row['tokens_per_second']:,.0f}"),
-    ),
+# What rows may differ in, by its heading.
+_SHAPE = {
+    "contender": "contender",
+    "model": "model",
+    "batch": "B",
+    "query_heads": "N",
+    "kv_heads": "K",
+    "head_dim": "H",
+    "length": "live",
+    "capacity": "slots",
+    "codec": "codec",
+    "weight_codec": "weights",
+}
+_MEASURED: dict[str, Callable[[Row], str]] = {
+    "ms": lambda row: f"{row['median_seconds'] * 1e3:.3g}",
+    "quartiles": lambda row: "-".join(f"{s * 1e3:.3g}" for s in row["quartile_seconds"]),
+    "GB/s": lambda row: f"{row['bytes_per_second'] / 1e9:.3g}",
+    "FLOP/B": lambda row: f"{row['intensity_flop_per_byte']:.3g}",
+    "floor ms": lambda row: f"{row['floor_seconds'] * 1e3:.3g}",
+    "of floor": lambda row: f"{row['share_of_floor']:.0%}",
+}
+_LAST: dict[str, tuple[str, Callable[[Row], str]]] = {
+    "decode attention": ("/ kvjax", lambda row: _ratio(row["seconds_over_kvjax"])),
+    "decode step": ("tokens/s", lambda row: f"{row['tokens_per_second']:,.0f}"),
 }
 
 
 def print_tables(figures: Mapping[str, Any]) -> None:
     """Print a run: its table, the machine, and its bounds if it has some."""
-    console = Console()
+    # Wide enough for every table; where the output is narrower, its lines wrap, and nothing is lost.
+    console = Console(width=max(120, Console().width))
     console.print(_rich(figures["subject"], *table(figures)))
     for line in notes(figures):
         console.print(line, highlight=False)
@@ -60,10 +52,13 @@ def print_tables(figures: Mapping[str, Any]) -> None:
 
 
 def table(figures: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows of a run."""
-    columns = COLUMNS[figures["subject"]]
-    return [name for name, _ in columns], [
-        [cell(row) for _, cell in columns] for row in figures["rows"]
+    """Headings and rows of a run; the shape that all rows share is in `notes`."""
+    rows = figures["rows"]
+    columns = _MEASURED | dict([_LAST[figures["subject"]]])
+    different = [name for name in _SHAPE if _values(rows, name) > 1]
+    return [*(_SHAPE[name] for name in different), *columns], [
+        [*(_shown(row[name]) for name in different), *(cell(row) for cell in columns.values())]
+        for row in rows
     ]
 
 
@@ -78,17 +73,23 @@ def bounds_table(figures: Mapping[str, Any]) -> tuple[list[str], list[list[str]]
 
 def notes(figures: Mapping[str, Any]) -> list[str]:
     """Sentences on what a run was measured on and against."""
-    machine, bandwidth = figures["machine"], figures["bandwidth"]
+    machine, bandwidth, rows = figures["machine"], figures["bandwidth"], figures["rows"]
+    same = ", ".join(
+        f"{heading} {_shown(rows[0][name])}"
+        for name, heading in _SHAPE.items()
+        if _values(rows, name) == 1
+    )
     rates = ", ".join(
         f"{name} {rate / 1e9:.3g}" for name, rate in bandwidth["bytes_per_second"].items()
     )
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     return [
+        f"All rows: {same}. Bytes are those of the live cache and, in whole steps, the weights.",
         f"Medians of {figures['settings']['rounds']} interleaved rounds on {machine['backend']} "
         f"({machine['device']}; {machine['cpu']}, {machine['threads']} threads, "
         f"load {machine['load_average']}); {versions}.",
-        f"Memory in the same rounds, GB/s: {rates} (copy and update: bytes read and written; "
-        f"read: bytes read). The floor is a step's bytes at the rate of {bandwidth['yardstick']}.",
+        f"Memory in the same rounds, GB/s: {rates} (copy and update count bytes read and written, "
+        f"read bytes read). A floor is a step's bytes at the fastest, {bandwidth['yardstick']}.",
         *(f"Absent: {name}, {reason}." for name, reason in figures["absent"].items()),
     ]
 
@@ -137,12 +138,21 @@ def write_whole(path: Path, text: str) -> Path:
     return path
 
 
+def _values(rows: Sequence[Row], name: str) -> int:
+    """How many different values the rows have; 0 where they lack the field."""
+    return len({row[name] for row in rows if name in row})
+
+
+def _shown(value: Any) -> str:
+    return "mixed" if value is None else str(value)
+
+
 def _ratio(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.3g}"
 
 
 def _rich(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    shown = Table(title=title, title_justify="left")
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for i, heading in enumerate(headings):
         shown.add_column(heading, justify="right" if i else "left", no_wrap=True)
     for row in rows:

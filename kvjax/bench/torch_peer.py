@@ -80,8 +80,9 @@ class TorchWorker:
             raise AbsentError(f"not installed for {self._python}: {error}") from None
 
     def _ask(self, request: dict[str, Any], *arrays: Array) -> dict[str, Any]:
-        assert self._process is not None and self._process.stdin is not None
+        assert self._process is not None
         pipe = self._process.stdin
+        assert pipe is not None
         # A worker that has ended says so when its answer is read.
         with suppress(BrokenPipeError):
             pipe.write(json.dumps(request).encode() + b"\n")
@@ -91,7 +92,8 @@ class TorchWorker:
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
-        assert self._process is not None and self._process.stdout is not None
+        assert self._process is not None
+        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"it ended with status {self._process.wait()}")

@@ -80,6 +80,15 @@ class Layer(nnx.Module):
         return x + attended + mixed, cache
 
 
+def _embedding(rows: int, width: int, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.Embed:
+    table = nnx.Embed(
+        rows, width, param_dtype=dtype, embedding_init=nnx.initializers.normal(0.02), rngs=rngs
+    )
+    # nnx.Embed computes in the dtype it was built with; None lets the table's own decide.
+    table.dtype = None
+    return table
+
+
 class Decoder(nnx.Module):
     """`logits, cache = model(tokens, cache)`.
 
@@ -90,17 +99,9 @@ class Decoder(nnx.Module):
     def __init__(self, config: DecoderConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
         normal = nnx.initializers.normal(0.02)
         self.config = config
-        self.embed = nnx.Embed(
-            config.vocab_size, config.d_model, param_dtype=dtype, embedding_init=normal, rngs=rngs
-        )
+        self.embed = _embedding(config.vocab_size, config.d_model, dtype, rngs)
         if config.max_positions is not None:
-            self.positions = nnx.Embed(
-                config.max_positions,
-                config.d_model,
-                param_dtype=dtype,
-                embedding_init=normal,
-                rngs=rngs,
-            )
+            self.positions = _embedding(config.max_positions, config.d_model, dtype, rngs)
         self.layers = nnx.List(
             [Layer(config, attention, dtype, rngs) for attention in config.attention]
         )
