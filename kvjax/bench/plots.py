@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
 type Row = Mapping[str, Any]
@@ -81,32 +82,31 @@ def _latency(rows: Sequence[Row], x: str, says: str, ignore: Sequence[str] = ())
     height = -(-len(found) // columns)
     figure = Figure(figsize=(1 + 3.5 * columns, 3.2 * height), layout="constrained")
     grid = figure.subplots(height, columns, squeeze=False, sharey=True)
+    who = {name: says for name, says in _WHO.items() if name not in ignore}
+    handles: dict[str, Any] = {}
     for axes, lines in zip(grid.flat, found, strict=False):
         for line in lines.values():
-            name = label(line[0], rows, {n: _WHO[n] for n in _WHO if n not in ignore})
-            _plot_line(axes, x, line, name or line[0]["contender"])
-        axes.plot(
-            [row[x] for row in line],
-            [row["floor_seconds"] * 1e3 for row in line],
-            "k--",
-            label="floor",
-        )
-        ticks = sorted({row[x] for row in line})
+            name = label(line[0], rows, who) or line[0]["contender"]
+            color = handles[name][0].get_color() if name in handles else f"C{len(handles)}"
+            handles[name] = _plot_line(axes, x, line, color)
+        at = [row[x] for row in line]
+        axes.plot(at, [row["floor_seconds"] * 1e3 for row in line], "k--")
         axes.set(title=label(line[0], rows, _SHAPE, leave_out=x), xscale="log", yscale="log")
         axes.set(xlabel=says, ylabel="ms a step")
-        axes.set_xticks(ticks, labels=[str(tick) for tick in ticks])
+        axes.set_xticks(at, labels=[str(value) for value in at])
         axes.minorticks_off()
     for axes in grid.flat[len(found) :]:
         axes.remove()
-    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside right upper")
+    handles["floor"] = grid[0, 0].lines[-1]
+    figure.legend(handles.values(), handles.keys(), loc="outside right upper")
     return figure
 
 
-def _plot_line(axes: Axes, x: str, line: Sequence[Row], name: str) -> None:
+def _plot_line(axes: Axes, x: str, line: Sequence[Row], color: str) -> ErrorbarContainer:
     medians = np.array([row["median_seconds"] for row in line]) * 1e3
     lower, upper = np.array([row["quartile_seconds"] for row in line]).T * 1e3
-    spread = [medians - lower, upper - medians]
-    axes.errorbar([row[x] for row in line], medians, spread, marker="o", capsize=3, label=name)
+    at, spread = [row[x] for row in line], [medians - lower, upper - medians]
+    return axes.errorbar(at, medians, spread, marker="o", capsize=3, color=color)
 
 
 def _bandwidth(rows: Sequence[Row], bandwidth: Mapping[str, Any]) -> Figure:

@@ -42,7 +42,7 @@ _LAST: dict[str, tuple[str, Callable[[Row], str]]] = {
 
 def print_tables(figures: Mapping[str, Any]) -> None:
     """Print a run: its table, the machine, and its bounds if it has some."""
-    # Wide enough for every table; where the output is narrower, its lines wrap, and nothing is lost.
+    # Wide enough for every table: in a narrower terminal lines wrap, and nothing is cut off.
     console = Console(width=max(120, Console().width))
     console.print(_rich(figures["subject"], *table(figures)))
     for line in notes(figures):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from kvjax.convert.compare import (
 )
 from kvjax.convert.pool import METHODS, check_kv_heads, pool_heads, tensor_rng
 from kvjax.convert.report import CODEC, ConversionReport
+from kvjax.models.atomic import require_free
 from kvjax.models.checkpoint import Checkpoint, CheckpointWriter, TensorSpec, copy_side_files
 from kvjax.models.family import Binding, bind, match
 from kvjax.models.load import check_shapes, find_model
@@ -97,6 +99,7 @@ def to_gqa(
     """
     if method not in METHODS:
         raise ValueError(f"method={method!r}: accepted are {', '.join(METHODS)}")
+    require_free(Path(dst_dir).resolve())
     checkpoint, source = _read(src_dir)
     check_kv_heads(kv_heads, source.attention.kv_heads)
     target = _with_kv_heads(source, kv_heads, allow_kvjax_only)
@@ -127,6 +130,7 @@ def to_mha(
 
     `to_gqa` turns the result back into the source, bit for bit. Arguments and errors are as there.
     """
+    require_free(Path(dst_dir).resolve())
     checkpoint, source = _read(src_dir)
     target = _with_kv_heads(source, source.attention.query_heads, allow_kvjax_only=False)
     _write(checkpoint, source, target, dst_dir, _repeat_heads, on_progress)

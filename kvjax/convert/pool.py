@@ -80,7 +80,9 @@ def _mean(groups: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """
     pooled = np.empty_like(groups[..., 0, :])
     for j in range(pooled.shape[-2]):  # one head at a time keeps the float64 temporary small
-        pooled[..., j, :] = groups[..., j, :, :].mean(axis=-2, dtype=np.float64)
+        # From -0.0, which changes no sum; numpy's own start of +0.0 would turn heads of -0.0 to +0.0.
+        sums = groups[..., j, :, :].sum(axis=-2, dtype=np.float64, initial=-0.0)
+        pooled[..., j, :] = sums / groups.shape[-2]
     return pooled
 
 

@@ -13,6 +13,7 @@ import jax
 from jax.sharding import Mesh
 
 from kvjax.models import load, save
+from kvjax.models.atomic import require_free
 from kvjax.models.checkpoint import copy_side_files
 from kvjax.models.load import find_model
 from kvjax.nn import Decoder
@@ -80,8 +81,7 @@ def uptrain(
     """
     start = time.perf_counter()
     dst = Path(dst_dir).resolve()
-    if dst.exists() and not (dst.is_dir() and not any(dst.iterdir())):
-        raise FileExistsError(f"{dst} exists already; name a new or an empty directory")
+    require_free(dst)
     src = find_model(src_dir)
     model = load(src, mesh=mesh)
     vocab_size = model.config.vocab_size
