@@ -25,7 +25,7 @@ def _sections(report: DemoReport, decode_plots: list[str]) -> list[str]:
     sections = [
         f"# From MHA to GQA: {report.title}",
         "Measured on this machine in this run, but for bytes per token, which follow from the "
-        "config. Losses are nats per token on text that no training has seen.",
+        "config. Losses are nats per token on books that uptraining does not see.",
         "## What a token costs",
         _table(
             ("KV heads", "cache bytes per token (bf16)"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from kvjax.cache import LayerCache, init_layer_cache
+from kvjax.cache import LayerCache, Record, init_layer_cache
 from kvjax.nn import Attention, AttentionConfig, NormConfig, Rope
 
 # One set of shapes for all laws, so that each member's steps compile once.
@@ -91,7 +91,7 @@ class Member:
         positions = np.broadcast_to(np.arange(CAPACITY, dtype=np.int32), (BATCH, CAPACITY))
         return np.asarray(compiled(build(self.attention), X[:, :CAPACITY], positions, None)[0])
 
-    def step(self, start, count, cache, call=compiled) -> tuple[np.ndarray, LayerCache]:
+    def step(self, start, count, cache) -> tuple[np.ndarray, LayerCache]:
         """Each row's `count` tokens of X from `start`, in one step of 1 or WIDTH; (B, width, D)."""
         width = 1 if np.max(count) <= 1 else WIDTH
         x = np.full((BATCH, width, D_MODEL), 9, np.float32)
@@ -99,8 +99,14 @@ class Member:
         for row, (first, n) in enumerate(zip(start, count, strict=True)):
             x[row, :n] = X[row, first : first + n]
             positions[row, :n] = np.arange(first, first + n)
-        y, cache = call(build(self.attention), x, positions, cache)
+        y, cache = compiled(build(self.attention), x, positions, cache)
         return np.asarray(y), cache
+
+    def blank(self, tokens: int) -> Record:
+        """What `tokens` tokens leave behind, all zero."""
+        a = self.attention
+        k, v = (jnp.zeros((BATCH, a.kv_heads, tokens, dim)) for dim in (a.key_dim, a.value_dim))
+        return Record(k, v)
 
     def fill(self, *lengths: int) -> LayerCache:
         """A cache that holds the first tokens of X, so many of each row."""

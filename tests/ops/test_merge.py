@@ -46,7 +46,7 @@ def test_any_split_is_exact(parts, spread, seed):
 
 def test_an_unweighted_mean_would_show():
     """The comparison above can fail."""
-    outs, lses = np.array([[1.0], [3.0]]), np.array([0.0, 1.0])
+    outs, lses = jnp.array([[1.0], [3.0]]), jnp.array([0.0, 1.0])
     out, _ = merge(outs, lses)
     assert abs(out.item() - outs.mean()) > 0.1
 
