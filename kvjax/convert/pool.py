@@ -80,7 +80,7 @@ def _mean(groups: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """
     pooled = np.empty_like(groups[..., 0, :])
     for j in range(pooled.shape[-2]):  # one head at a time keeps the float64 temporary small
-        # From -0.0, which changes no sum; numpy's own start of +0.0 would turn heads of -0.0 to +0.0.
+        # From -0.0, which changes no sum: numpy starts at +0.0, which makes +0.0 of heads of -0.0.
         sums = groups[..., j, :, :].sum(axis=-2, dtype=np.float64, initial=-0.0)
         pooled[..., j, :] = sums / groups.shape[-2]
     return pooled
