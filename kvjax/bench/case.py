@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -100,14 +100,19 @@ class Inputs:
     """
 
     def __init__(self, case: Case, seed: int = 0):
-        keys = jax.random.split(jax.random.key(seed), 3)
-        queries = (case.batch, case.query_heads, case.head_dim)
-        live = (case.batch, case.kv_heads, case.length, case.head_dim)
-        spare = ((0, 0), (0, 0), (0, case.capacity - case.length), (0, 0))
-        self.q = jax.random.normal(keys[0], queries, case.dtype)
-        self.k, self.v = (
-            jnp.pad(jax.random.normal(key, live, case.dtype), spare) for key in keys[1:]
-        )
+        draw = np.random.default_rng(seed)
+
+        def normal(heads: int, *tokens: int) -> np.ndarray:
+            shape = (case.batch, heads, *tokens, case.head_dim)
+            return draw.standard_normal(shape, np.float32)
+
+        def fill() -> Array:
+            slots = np.zeros((case.batch, case.kv_heads, case.capacity, case.head_dim), np.float32)
+            slots[:, :, : case.length] = normal(case.kv_heads, case.length)
+            return jnp.asarray(slots, case.dtype)
+
+        self.q = jnp.asarray(normal(case.query_heads), case.dtype)
+        self.k, self.v = fill(), fill()
         self.lengths = jnp.full((case.batch,), case.length, jnp.int32)
 
     @cached_property

@@ -9,8 +9,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from kvjax import engine, models, sizing
@@ -72,16 +72,14 @@ def filled_cache(model: Decoder, case: StepCase, seed: int = 0) -> Cache:
     cache = model.init_cache(case.batch, case.capacity, codec=case.codec)
     older = case.length - 1
     count = jnp.full((case.batch,), older, jnp.int32)
-    keys = jax.random.split(jax.random.key(seed), len(cache.layers))
+    draw = np.random.default_rng(seed)
     layers = []
-    for key, layer, config in zip(keys, cache.layers, model.config.attention, strict=True):
+    for layer, config in zip(cache.layers, model.config.attention, strict=True):
         k, v = (
-            jax.random.normal(part, (case.batch, config.kv_heads, older, dim), DTYPES[case.codec])
-            for part, dim in zip(
-                jax.random.split(key), (config.key_dim, config.value_dim), strict=True
-            )
+            draw.standard_normal((case.batch, config.kv_heads, older, dim), np.float32)
+            for dim in (config.key_dim, config.value_dim)
         )
-        layers.append(layer.append(Record(k, v), count))
+        layers.append(layer.append(Record(jnp.asarray(k), jnp.asarray(v)), count))
     return Cache(tuple(layers))
 
 

@@ -71,22 +71,23 @@ def flax_nnx(case: Case, inputs: Inputs) -> Contender:
     except ImportError as error:
         raise AbsentError(f"not installed: {error}") from None
     _check_dtype(case)
-    module = nnx.MultiHeadAttention(
-        num_heads=case.query_heads,
-        num_kv_heads=case.kv_heads,
-        in_features=case.batch,
-        qkv_features=case.query_heads * case.head_dim,
-        use_bias=False,
-        dtype=case.dtype,
-        param_dtype=case.dtype,
-        decode=True,
-        rngs=nnx.Rngs(0),
-    )
     newest = case.length - 1
     k, v = inputs.token_major
+    module = nnx.eval_shape(
+        lambda: nnx.MultiHeadAttention(
+            num_heads=case.query_heads,
+            num_kv_heads=case.kv_heads,
+            in_features=case.batch,
+            qkv_features=case.query_heads * case.head_dim,
+            use_bias=False,
+            dtype=case.dtype,
+            decode=True,
+            rngs=nnx.Rngs(0),
+        )
+    )
     # Copies, because the module's arrays are donated.
-    module.query.kernel[...] = jnp.copy(inputs.q)
-    module.key.kernel[...], module.value.kernel[...] = k[:, newest], v[:, newest]
+    module.query.kernel = nnx.Param(jnp.copy(inputs.q))
+    module.key.kernel, module.value.kernel = nnx.Param(k[:, newest]), nnx.Param(v[:, newest])
     module.cached_key, module.cached_value = nnx.Cache(jnp.copy(k)), nnx.Cache(jnp.copy(v))
     module.cache_index = nnx.Cache(jnp.asarray(newest, jnp.int32))
     module.out = nnx.static(lambda heads, out_sharding: heads)  # type: ignore[assignment]

@@ -1,11 +1,11 @@
-"""Small memory probes, and an interpreter whose torch is a few lines of numpy."""
+"""Runs made short, and an interpreter whose torch is a few lines of numpy."""
 
 import sys
 import textwrap
 
 import pytest
 
-from kvjax.bench import bandwidth, decode_attention
+from kvjax.bench import bandwidth, decode_attention, decode_step, timing
 
 FAKE_TORCH = '''\
     #!{python}
@@ -65,9 +65,8 @@ def fake_torch(script):
 
 
 @pytest.fixture
-def small_probes(monkeypatch):
-    """Runs of the command measure bandwidth on small arrays."""
-    from kvjax.bench import decode_step
-
+def quick(monkeypatch):
+    """One call a sample and small memory probes, however much the command takes."""
+    monkeypatch.setattr(timing, "SAMPLE_SECONDS", 0.0)
     for module in (decode_attention, decode_step):
         monkeypatch.setattr(module, "probes", lambda _: bandwidth.probes(2**16))

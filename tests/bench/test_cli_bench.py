@@ -13,7 +13,7 @@ def bench(*arguments):
     return CliRunner().invoke(app, ["bench", *map(str, arguments)])
 
 
-@pytest.mark.usefixtures("small_probes")
+@pytest.mark.usefixtures("quick")
 def test_attention_with_files(tmp_path):
     done = bench(
         *SMALL, "--kv-heads", "2,1", "--length", "16", "--codec", "f32", "--peers", "jax.nn",
@@ -27,7 +27,7 @@ def test_attention_with_files(tmp_path):
     assert "decode_attention_kv_heads.png" in done.stdout
 
 
-@pytest.mark.usefixtures("small_probes")
+@pytest.mark.usefixtures("quick")
 def test_json_alone_on_standard_output():
     done = bench(
         *SMALL, "--kv-heads", "1", "--length", "8,16", "--capacity", "32", "--codec", "bf16",
@@ -40,7 +40,7 @@ def test_json_alone_on_standard_output():
     ]
 
 
-@pytest.mark.usefixtures("small_probes")
+@pytest.mark.usefixtures("quick")
 def test_preset(monkeypatch):
     tiny = case.Case(1, 2, 1, 8, length=4, capacity=4, codec="f32")
     preset = presets.Preset({tiny: ("kvjax",)}, [])
@@ -49,7 +49,7 @@ def test_preset(monkeypatch):
     assert json.loads(done.stdout)["settings"]["preset"] == "acceptance"
 
 
-@pytest.mark.usefixtures("small_probes")
+@pytest.mark.usefixtures("quick")
 def test_models(tmp_path):
     config = tmp_path / "config.json"
     config.write_text(
@@ -64,12 +64,10 @@ def test_models(tmp_path):
             }
         )
     )
-    done = bench(
-        config, "--batch", "1,2", "--length", "8", "--codec", "f32", "--dtype", "bf16", "--rounds",
-        3, "--json",
-    )  # fmt: skip
+    sizes = ["--length", "4,8", "--capacity", 8, "--codec", "f32"]
+    done = bench(config, *sizes, "--dtype", "bf16", "--rounds", 3, "--json")
     rows = json.loads(done.stdout)["rows"]
-    assert [(row["model"], row["batch"]) for row in rows] == [(str(config), 1), (str(config), 2)]
+    assert [(row["model"], row["length"]) for row in rows] == [(str(config), 4), (str(config), 8)]
     assert rows[0]["weight_codec"] == "bf16"
 
 

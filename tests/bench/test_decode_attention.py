@@ -10,6 +10,7 @@ from kvjax.bench.case import Case
 from kvjax.bench.decode_attention import CONTENDERS, measure
 from kvjax.bench.peers import Contender
 
+pytestmark = pytest.mark.usefixtures("quick")
 CASE = Case(2, 4, 2, 8, length=6, capacity=6, codec="f32")
 OTHER = Case(2, 4, 1, 8, length=6, capacity=8, codec="bf16")
 
@@ -21,7 +22,6 @@ def test_a_run(fake_torch):
         rounds=3,
         seed=5,
         torch_python=fake_torch,
-        array_bytes=4096,
         on_round=rounds.append,
     )
     assert json.loads(json.dumps(figures)) == figures
@@ -56,9 +56,7 @@ def check_arithmetic(row, bandwidth):
 
 
 def test_absent_peers_are_listed():
-    figures = measure(
-        {CASE: ("torch", "kvjax")}, rounds=3, torch_python="/no/such/python", array_bytes=4096
-    )
+    figures = measure({CASE: ("torch", "kvjax")}, rounds=3, torch_python="/no/such/python")
     assert figures["absent"] == {"torch": "cannot run /no/such/python: No such file or directory"}
     assert [row["contender"] for row in figures["rows"]] == ["kvjax"]
     assert "torch" not in figures["machine"]["versions"]
@@ -73,11 +71,11 @@ def test_contenders_that_differ_are_an_error(monkeypatch, wrong):
 
     monkeypatch.setitem(decode_attention.BUILDERS, "jax.nn", scaled)
     with pytest.raises(RuntimeError, match=r"jax.nn and kvjax differ by .* of the largest output"):
-        measure({CASE: ("kvjax", "jax.nn")}, rounds=3, array_bytes=4096)
+        measure({CASE: ("kvjax", "jax.nn")}, rounds=3)
 
 
 def test_unknown_contender():
-    with pytest.raises(ValueError, match="peer 'jaxnn': accepted are kvjax, jax.nn, flax.nnx"):
+    with pytest.raises(ValueError, match=r"peer 'jaxnn': accepted are kvjax, jax\.nn, flax\.nnx"):
         measure({CASE: ("kvjax", "jaxnn")})
 
 
@@ -94,7 +92,7 @@ def test_needs_neither_flax_nor_rich_nor_matplotlib():
         sys.modules.update(flax=None, rich=None, matplotlib=None)
         from kvjax.bench import case, decode_attention
         plan = {case.Case(1, 2, 1, 8, 4, 4, "f32"): ("kvjax", "flax.nnx")}
-        run = decode_attention.measure(plan, rounds=3, array_bytes=4096)
+        run = decode_attention.measure(plan, rounds=3)
         print(len(run["rows"]), run["absent"]["flax.nnx"])
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

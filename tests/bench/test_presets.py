@@ -24,7 +24,12 @@ def rows(**seconds):
 )
 def test_bound(measured, ratio, holds):
     bound = Bound("quick", (CASE, "ours"), (CASE, "theirs"), 0.25)
-    assert bound.figures(measured) == {"says": "quick", "ratio": ratio, "most": 0.25, "holds": holds}
+    assert bound.figures(measured) == {
+        "says": "quick",
+        "ratio": ratio,
+        "most": 0.25,
+        "holds": holds,
+    }
 
 
 def test_acceptance_measures_both_sides_of_every_bound():
@@ -38,10 +43,11 @@ def test_acceptance_measures_both_sides_of_every_bound():
     assert {case.bytes_per_step for case in full} == {2**28, 2**27}
 
 
+@pytest.mark.usefixtures("quick")
 def test_run_judges_the_preset(monkeypatch):
     preset = presets.Preset({CASE: ("kvjax",)}, [Bound("same", *[(CASE, "kvjax")] * 2, 1.0)])
     monkeypatch.setitem(PRESETS, "tiny", preset)
-    figures = presets.run("tiny", rounds=3, array_bytes=4096)
+    figures = presets.run("tiny", rounds=3)
     assert figures["settings"]["preset"] == "tiny"
     assert figures["bounds"] == [{"says": "same", "ratio": 1.0, "most": 1.0, "holds": True}]
 

@@ -72,7 +72,7 @@ def test_a_failing_case_is_absent_and_the_worker_goes_on(start, fake_torch):
     worker = start(fake_torch)
     misfit = Inputs(CASE)
     misfit.q = misfit.q[:, :3]  # 3 query heads over 2 KV heads
-    with pytest.raises(AbsentError, match="torch 0.fake failed: ValueError"):
+    with pytest.raises(AbsentError, match=r"torch 0\.fake failed: ValueError"):
         worker.contender(CASE, misfit)
     assert worker.contender(CASE, Inputs(CASE)).sample(1) > 0
 
