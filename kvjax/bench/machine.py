@@ -32,7 +32,7 @@ def describe() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "threads": threads(),
         "load_average": round(os.getloadavg()[0], 2),
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "versions": {
             "python": platform.python_version(),

@@ -26,7 +26,7 @@ from kvjax.ops.online import (
 
 # Slots that decode reads at a time. On CPUs 256 to 512 were fastest for a cache of 134 MB and more;
 # wider blocks leave the core's cache, narrower ones pay more for starting each operation.
-DECODE_BLOCK = 256
+DECODE_BLOCK = 512
 # Tile of scores in prefill, queries x keys.
 QUERY_TILE, KEY_TILE = 128, 256
 
@@ -39,18 +39,17 @@ def decode(
     capacity = k.shape[2]
     width = min(DECODE_BLOCK, capacity)
     q = group_queries(q[:, None], k.shape[1])
-    # Each row reads from where its own window begins, so that ragged rows cost no more than one.
-    begin = jnp.zeros_like(lengths)
-    if rule.window is not None:
-        begin = jnp.maximum(lengths - rule.window, 0)
+    # Without a window all rows begin at slot 0, and one slice serves the whole batch. With one, each
+    # row begins at its own, so that ragged rows cost no more than one.
+    begin = jnp.int32(0) if rule.window is None else jnp.maximum(lengths - rule.window, 0)
 
     def body(i: Array, seen: Partial) -> Partial:
         first = begin + i * width
         slot = jnp.minimum(first, capacity - width)  # the last block starts early, to be whole
-        slots = slot[:, None] + jnp.arange(width, dtype=slot.dtype)
-        fresh = (slots >= first[:, None]) & (slots < lengths[:, None])
+        slots = slot[..., None] + jnp.arange(width, dtype=slot.dtype)
+        fresh = (slots >= first[..., None]) & (slots < lengths[:, None])
         positions = jnp.where(fresh, slots, -1)[:, None, :]
-        block = Block(_rows(k, slot, width), _rows(v, slot, width), positions)
+        block = Block(_slots(k, slot, width), _slots(v, slot, width), positions)
         return update(seen, q, lengths[:, None] - 1, block, rule)
 
     trips = (jnp.max(lengths - begin) + width - 1) // width
@@ -115,8 +114,10 @@ def see(seen: Partial, q: Array, positions: Array, block: Block, rule: ScoreRule
     return jax.lax.scan(body, seen, parts)[0]
 
 
-def _rows(x: Array, first: Array, width: int) -> Array:
-    """Slots first[b] to first[b] + width of each row b of x (B, K, S, ...)."""
+def _slots(x: Array, first: Array, width: int) -> Array:
+    """`width` slots of x (B, K, S, ...) from `first` on: () for all rows, or (B,) for each row."""
+    if first.ndim == 0:
+        return jax.lax.dynamic_slice_in_dim(x, first, width, axis=2)
     return jax.vmap(lambda row, i: jax.lax.dynamic_slice_in_dim(row, i, width, 1))(x, first)
 
 
