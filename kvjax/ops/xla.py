@@ -39,8 +39,8 @@ def decode(
     capacity = k.shape[2]
     width = min(DECODE_BLOCK, capacity)
     q = group_queries(q[:, None], k.shape[1])
-    # Without a window all rows begin at slot 0, and one slice serves the whole batch. With one, each
-    # row begins at its own, so that ragged rows cost no more than one.
+    # Without a window all rows begin at slot 0, and one slice serves the batch. With one, each row
+    # begins at its own, so that ragged rows cost no more than one.
     begin = jnp.int32(0) if rule.window is None else jnp.maximum(lengths - rule.window, 0)
 
     def body(i: Array, seen: Partial) -> Partial:
