@@ -8,6 +8,8 @@ import pytest
 from kvjax.cache import CapacityError, DenseCache, Record
 from kvjax.cache import dense as dense_module
 from kvjax.cache.codecs import build_codec
+from kvjax.models.family import abstract_decoder
+from kvjax.nn import AttentionConfig, DecoderConfig, MlpConfig
 
 BATCH, HEADS, DIM, VALUE_DIM = 2, 3, 4, 2
 DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
@@ -166,3 +168,17 @@ def test_rollback_then_append_is_as_if_never_written(tokens):
 def test_rollback_of_more_than_is_held_or_of_less_than_none_is_refused(tokens):
     with pytest.raises(ValueError, match=rf"rollback of {tokens} tokens; rows hold \[5, 3\]"):
         empty(8).append(record(5), count(5, 3)).rollback(tokens)
+
+
+def test_a_token_of_a_7b_mha_layer_is_16384_bytes():
+    """Read off live arrays: K and V of 32 heads of 128 channels in bf16."""
+    cache = DenseCache.init(1, 1, 32, 128, 128, build_codec("bf16"))
+    assert sum(leaf.nbytes for leaf in cache.leaves.values()) == 16384
+
+
+def test_the_cache_of_a_model_holds_its_kv_heads_alone():
+    """32 query heads over 8 KV heads: the arrays have 8, never 32."""
+    attention = AttentionConfig(d_model=64, query_heads=32, kv_heads=8, key_dim=4, value_dim=4)
+    config = DecoderConfig(vocab_size=8, d_model=64, attention=(attention,), mlp=MlpConfig(8))
+    (layer,) = abstract_decoder(config).init_cache(1, 16).layers
+    assert {leaf.shape for leaf in layer.leaves.values()} == {(1, 8, 16, 4)}
