@@ -13,20 +13,21 @@ def _conv1d(name: str, path: str) -> tuple[Tensor, Tensor]:
     return Tensor(f"{name}.weight", f"{path}.kernel"), Tensor(f"{name}.bias", f"{path}.bias")
 
 
-def _norm(name: str, path: str) -> tuple[Tensor, Tensor]:
+def layer_norm(name: str, path: str) -> tuple[Tensor, Tensor]:
+    """A torch.nn.LayerNorm: its scale, and its bias."""
     return Tensor(f"{name}.weight", f"{path}.scale"), Tensor(f"{name}.bias", f"{path}.bias")
 
 
 TENSORS = (
     Tensor("transformer.wte.weight", "embed.embedding"),
     Tensor("transformer.wpe.weight", "positions.embedding"),
-    *_norm("transformer.h.{i}.ln_1", "layers.{i}.attention_norm"),
+    *layer_norm("transformer.h.{i}.ln_1", "layers.{i}.attention_norm"),
     *_conv1d("transformer.h.{i}.attn.c_attn", "layers.{i}.attention.qkv"),
     *_conv1d("transformer.h.{i}.attn.c_proj", "layers.{i}.attention.o"),
-    *_norm("transformer.h.{i}.ln_2", "layers.{i}.mlp_norm"),
+    *layer_norm("transformer.h.{i}.ln_2", "layers.{i}.mlp_norm"),
     *_conv1d("transformer.h.{i}.mlp.c_fc", "layers.{i}.mlp.up"),
     *_conv1d("transformer.h.{i}.mlp.c_proj", "layers.{i}.mlp.down"),
-    *_norm("transformer.ln_f", "norm"),
+    *layer_norm("transformer.ln_f", "norm"),
 )
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from kvjax.models.family import GROUPED_BY_KV_HEAD, TRANSPOSED, Family, Tensor
 from kvjax.models.fields import read_activation, read_rope
+from kvjax.models.gpt2 import layer_norm
 from kvjax.models.llama import linear
 from kvjax.nn import AttentionConfig, DecoderConfig, MlpConfig, NormConfig
 from kvjax.sizing import ModelSpec
@@ -12,13 +13,9 @@ from kvjax.sizing import ModelSpec
 _LAYER = "gpt_neox.layers.{i}"
 
 
-def _norm(name: str, path: str) -> tuple[Tensor, Tensor]:
-    return Tensor(f"{name}.weight", f"{path}.scale"), Tensor(f"{name}.bias", f"{path}.bias")
-
-
 TENSORS = (
     Tensor("gpt_neox.embed_in.weight", "embed.embedding"),
-    *_norm(f"{_LAYER}.input_layernorm", "layers.{i}.attention_norm"),
+    *layer_norm(f"{_LAYER}.input_layernorm", "layers.{i}.attention_norm"),
     Tensor(
         f"{_LAYER}.attention.query_key_value.weight",
         "layers.{i}.attention.qkv.kernel",
@@ -30,10 +27,10 @@ TENSORS = (
         GROUPED_BY_KV_HEAD,
     ),
     *linear(f"{_LAYER}.attention.dense", "layers.{i}.attention.o"),
-    *_norm(f"{_LAYER}.post_attention_layernorm", "layers.{i}.mlp_norm"),
+    *layer_norm(f"{_LAYER}.post_attention_layernorm", "layers.{i}.mlp_norm"),
     *linear(f"{_LAYER}.mlp.dense_h_to_4h", "layers.{i}.mlp.up"),
     *linear(f"{_LAYER}.mlp.dense_4h_to_h", "layers.{i}.mlp.down"),
-    *_norm("gpt_neox.final_layer_norm", "norm"),
+    *layer_norm("gpt_neox.final_layer_norm", "norm"),
     Tensor("embed_out.weight", "head.kernel", TRANSPOSED, alias="lm_head.weight"),
 )
 
