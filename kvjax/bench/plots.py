@@ -94,7 +94,7 @@ def _latency(rows: Sequence[Row], x: str, says: str, ignore: Sequence[str] = ())
         axes.set(title=label(line[0], rows, _SHAPE, leave_out=x), xscale="log", yscale="log")
         axes.set(xlabel=says, ylabel="ms a step")
         axes.set_xticks(at, labels=[str(value) for value in at])
-        axes.minorticks_off()
+        axes.set_xticks([], minor=True)
     for axes in grid.flat[len(found) :]:
         axes.remove()
     handles["floor"] = grid[0, 0].lines[-1]

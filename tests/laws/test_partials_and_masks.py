@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from kvjax.ops import attend
 
 HELD = (7, 0)
