@@ -359,7 +359,7 @@ def bench(
 
     \b
     Examples:
-      kvjax bench --kv-heads 32,8,1 --length 8192 --torch-python ~/torch/bin/python --out results
+      kvjax bench --kv-heads 32,8,1 --length 2048 --torch-python ~/torch/bin/python --out results
       kvjax bench --preset acceptance
       kvjax bench smollm2 smollm2-mqa --batch 1,8 --length 1024 --codec bf16
     """
