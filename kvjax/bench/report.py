@@ -96,9 +96,9 @@ def notes(figures: Mapping[str, Any]) -> list[str]:
 
 def markdown(figures: Mapping[str, Any], plots: Iterable[str] = ()) -> str:
     """A run as a page; `plots` are the names of images beside it."""
-    parts = [f"# {figures['subject'].capitalize()}", _pipes(*table(figures))]
+    parts = [f"# {figures['subject'].capitalize()}", markdown_table(*table(figures))]
     if "bounds" in figures:
-        parts.append(_pipes(*bounds_table(figures)))
+        parts.append(markdown_table(*bounds_table(figures)))
     parts += [*notes(figures), *(f"![{name}]({name})" for name in plots)]
     return "\n\n".join(parts) + "\n"
 
@@ -160,6 +160,7 @@ def _rich(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) ->
     return shown
 
 
-def _pipes(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of text in Markdown, all columns but the first to the right."""
     lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from kvjax.bench.plots import draw
-from kvjax.bench.report import notes, table, write_whole
+from kvjax.bench.report import markdown_table, notes, table, write_whole
 from kvjax.demo.run import DemoReport
 
 
@@ -27,12 +26,12 @@ def _sections(report: DemoReport, decode_plots: list[str]) -> list[str]:
         "Measured on this machine in this run, but for bytes per token, which follow from the "
         "config. Losses are nats per token on books that uptraining does not see.",
         "## What a token costs",
-        _table(
+        markdown_table(
             ("KV heads", "cache bytes per token (bf16)"),
             [(str(heads), f"{size:,}") for heads, size in report.bytes_per_token.items()],
         ),
         "## Converted, then uptrained",
-        _table(
+        markdown_table(
             ("model", "loss"),
             [(label, f"{loss:.3f}") for label, loss in report.losses.items()]
             + [(name, f"**{uptrained:.3f}**")],
@@ -47,16 +46,11 @@ def _sections(report: DemoReport, decode_plots: list[str]) -> list[str]:
     sections += [
         "## Decode",
         "A whole step: one more token for every row, weights and live cache read once.",
-        _table(*table(report.decode)),
+        markdown_table(*table(report.decode)),
         *notes(report.decode),
         *(f"![{plot}]({plot})" for plot in decode_plots),
     ]
     return sections
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _quote(text: str) -> str:

@@ -17,8 +17,8 @@ from kvjax.demo.presets import HELD_OUT_TEXT, PRESETS, TRAIN_TEXT, Preset
 from kvjax.engine import generate_text
 from kvjax.models import load
 from kvjax.models.checkpoint import Checkpoint
-from kvjax.models.tokenizer import load_tokenizer
 from kvjax.train import held_out_loss, uptrain
+from kvjax.train.data import read_tokens
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ def run_demo(name: str, out_dir: Path, say: Callable[[str], None]) -> DemoReport
     twin_restored = _check_twin(source, work, say)
 
     converted = _convert(preset, source, work, say)
-    tokenizer = load_tokenizer(source)
-    held_out = np.array(tokenizer.encode(HELD_OUT_TEXT.read_text("ascii")).ids)
+    vocab_size = sizing.read_config(source)["vocab_size"]
+    held_out = read_tokens(HELD_OUT_TEXT, source, vocab_size, at_least=preset.held_out_tokens)
     held_out = held_out[: preset.held_out_tokens]
     losses = {}
     for label, directory in {"source": source, **converted}.items():

@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import jax
 from jax.sharding import Mesh
 
 from kvjax.models import load, save
-from kvjax.models.atomic import require_free
+from kvjax.models.atomic import atomic_directory, require_free
 from kvjax.models.checkpoint import copy_side_files
 from kvjax.models.load import find_model
 from kvjax.nn import Decoder
@@ -132,9 +131,6 @@ def uptrain(
 
 def _write(model: Decoder, src: Path, dst: Path) -> None:
     """Save the model with the side files of src, as a directory that appears whole."""
-    dst.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=dst.parent, prefix=f".{dst.name}.partial-") as partial:
-        whole = Path(partial, dst.name)
+    with atomic_directory(dst) as whole:
         save(model, whole)
         copy_side_files(src, whole)
-        whole.rename(dst)
