@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -55,11 +55,16 @@ class Count:
         name: the field's name in config.json.
         absent: taken where the config lacks the field.
         null: taken where it is null.
+        also: other names under which the family's class accepts the field.
+        nested: taken where the config is part of another model's and lacks the field: such a part
+            is saved without what equals its class's defaults. A model's own config must have it.
     """
 
     name: str
     absent: int | Otherwise = Otherwise.REFUSED
     null: int | Otherwise = Otherwise.REFUSED
+    also: tuple[str, ...] = ()
+    nested: int | None = None
 
 
 @dataclass(frozen=True)
@@ -71,16 +76,22 @@ class Flag:
 
 
 class Fields:
-    """The fields of one config as its family reads them; remembers which were read."""
+    """The fields of one config as its family reads them; remembers which were read.
 
-    def __init__(self, config: Mapping[str, Any], model_type: str) -> None:
+    Attributes:
+        model_type: the family.
+        nested: whether the config is part of another model's.
+    """
+
+    def __init__(self, config: Mapping[str, Any], model_type: str, *, nested: bool = False) -> None:
         self.model_type = model_type
+        self.nested = nested
         self._config = config
         self._read: set[str] = set()
 
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""
-        return self._config.get(name) is not None
+        return self.get(name) is not None
 
     def get(self, name: str, absent: Any = None) -> Any:
         """The field's value, `absent` where the config lacks it."""
@@ -103,19 +114,65 @@ class Fields:
             rule: the field.
             derived: gives the number that follows from the other fields.
         """
-        value = self.get(rule.name)
+        name, value = self._one_of((rule.name, *rule.also))
         if value is not None:
-            return whole(rule.name, value)
-        present = rule.name in self._config
+            return whole(name, value)
+        present = name in self._config
         stand_in = rule.null if present else rule.absent
         if isinstance(stand_in, int):
             return stand_in
         if stand_in is Otherwise.DERIVED and derived is not None:
             return derived()
+        if self.nested and rule.nested is not None:
+            return rule.nested
         raise ValueError(
             f"{rule.name}: {'got null' if present else 'absent'}; accepted for "
             f"{self.model_type}: a whole number, at least 1"
         )
+
+    def number(self, name: str, absent: int | None = None, least: int = 0) -> int:
+        """The value of a whole-number field of at least `least`."""
+        value = self.get(name, absent)
+        if value is None:
+            value = absent
+        return whole(name, value, least)
+
+    def names(self, name: str, depth: int, accepted: Collection[str]) -> tuple[str, ...] | None:
+        """The value of a field that names the kind of each layer; None where absent or null."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != depth:
+            given = f"{len(value)} names" if isinstance(value, list) else repr(value)
+            raise ValueError(f"{name}: got {given}; accepted: one name for each of {depth} layers")
+        for item in value:
+            if item not in list(accepted):  # a list, since a name from JSON may be unhashable
+                raise ValueError(
+                    f"{name}: got {item!r}; accepted for {self.model_type}: {', '.join(accepted)}"
+                )
+        return tuple(value)
+
+    def part(self, name: str) -> Mapping[str, Any] | None:
+        """The value of a field that holds a config of its own; None where absent or null."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise ValueError(f"{name}: got {value!r}; accepted: a JSON object")
+        return value
+
+    def layer(self, index: int) -> "Fields":
+        """The fields as layer `index` sees them: `per_layer_config` may override some."""
+        overrides = self.part("per_layer_config") or {}
+        # transformers writes the keys with leading zeros, so that they sort by number.
+        own = next((value for key, value in overrides.items() if int(key) == index), None)
+        if own is None:
+            return self
+        view = Fields({**self._config, **own}, self.model_type, nested=self.nested)
+        view._read = self._read
+        return view
+
+    def ignore(self, names: Collection[str]) -> None:
+        """Take fields that the family has, or is published with, and that change no cache."""
+        self._read.update(names)
 
     def refuse_unread(self) -> None:
         """Refuse a config that sets a cache-shaped field which was not read."""
@@ -125,3 +182,13 @@ class Fields:
                     f"{name}: got {self._config[name]!r}; accepted for {self.model_type}: absent, "
                     "null, false or 0, since that family has no such field"
                 )
+
+    def _one_of(self, names: tuple[str, ...]) -> tuple[str, Any]:
+        """The first of the fields that is there, and its value; they must not contradict."""
+        given = {name: self.get(name) for name in names if name in self._config}
+        values = {name: value for name, value in given.items() if value is not None}
+        if len(set(map(repr, values.values()))) > 1:
+            raise ValueError(f"{', '.join(values)}: got {values}; accepted: one value")
+        if values:
+            return next(iter(values.items()))
+        return next(iter(given), names[0]), None

@@ -7,6 +7,8 @@ that fills it.
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvjax.sizing.checks import whole
+
 # Beside its slots, a layer's cache keeps for each sequence its length (int32) and its overflow
 # flag (bool).
 _LENGTH_AND_FLAG = 4 + 1
@@ -15,6 +17,11 @@ _PAGE_NUMBER = 4
 
 class LayoutSpec(Protocol):
     """What sizing needs to know of a layout, for one sequence in one layer."""
+
+    @property
+    def dies_together(self) -> int | None:
+        """Tokens that are replaced or freed together; None where none ever is."""
+        ...
 
     def live(self, tokens: int) -> int:
         """Records that `tokens` tokens leave behind, all read by the next decode step."""
@@ -33,6 +40,10 @@ class LayoutSpec(Protocol):
 class Dense:
     """One slot a token."""
 
+    @property
+    def dies_together(self) -> None:
+        return None
+
     def live(self, tokens: int) -> int:
         return tokens
 
@@ -49,15 +60,32 @@ class Ring:
 
     A window of W is W keys, the query's own included, and the newest key is stored before it is
     attended to: W slots (transformers' DynamicCache keeps W - 1 between steps).
+
+    Attributes:
+        window: W; for chunked attention the chunk, of which at most all is seen.
+        in_flight: tokens written at once before the first of them is attended (a chunk of a
+            prefill, a draft): the first still sees its W - 1 predecessors.
+        multiple: slots are rounded up to a multiple of it, as kernels with blocks need.
     """
 
     window: int
+    in_flight: int = 1
+    multiple: int = 1
+
+    @property
+    def dies_together(self) -> int:
+        return 1
 
     def live(self, tokens: int) -> int:
         return min(tokens, self.window)
 
     def slots(self, tokens: int) -> int:
-        return min(tokens, self.window)
+        return min(_round_up(tokens, self.multiple), self.full)
+
+    @property
+    def full(self) -> int:
+        """Slots of a ring that has wrapped around."""
+        return _round_up(self.window + self.in_flight - 1, self.multiple)
 
     def table_bytes(self, tokens: int) -> int:
         return _LENGTH_AND_FLAG
@@ -67,20 +95,50 @@ class Ring:
 class Paged:
     """Pages of `page_size` slots, found through a table of int32 page numbers (Kwon et al. 2023).
 
-    A sequence wastes less than one page in each layer.
+    A sequence wastes less than one page in each layer. With a window, pages that no query can see
+    any more are freed; the window's keys lie in one page more than they would fill.
     """
 
     page_size: int
+    window: int | None = None
+    in_flight: int = 1
+
+    @property
+    def dies_together(self) -> int:
+        return self.page_size
 
     def live(self, tokens: int) -> int:
-        return tokens
+        return tokens if self.window is None else min(tokens, self.window)
 
     def pages(self, tokens: int) -> int:
-        """Pages that `tokens` tokens take."""
-        return -(-tokens // self.page_size)
+        """Pages that `tokens` tokens hold."""
+        pages = -(-tokens // self.page_size)
+        if self.window is None:
+            return pages
+        seen = self.window + self.in_flight - 1
+        # `seen` neighbouring tokens that begin in the last slot of a page touch the most pages.
+        return min(pages, -(-(seen - 1) // self.page_size) + 1)
 
     def slots(self, tokens: int) -> int:
         return self.pages(tokens) * self.page_size
 
     def table_bytes(self, tokens: int) -> int:
         return _LENGTH_AND_FLAG + _PAGE_NUMBER * self.pages(tokens)
+
+
+def layout_of(
+    span: int | None, page_size: int | None = None, in_flight: int = 1, ring_multiple: int = 1
+) -> LayoutSpec:
+    """The layout of a layer whose queries see `span` keys: pages if asked for, else ring or dense.
+
+    Raises:
+        ValueError: names the argument that is not a whole number of at least 1.
+    """
+    in_flight, multiple = whole("in_flight", in_flight), whole("ring_multiple", ring_multiple)
+    if page_size is not None:
+        return Paged(whole("page_size", page_size), span, in_flight)
+    return Dense() if span is None else Ring(span, in_flight, multiple)
+
+
+def _round_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple

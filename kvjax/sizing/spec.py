@@ -2,45 +2,45 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from typing import NotRequired, TypedDict, Unpack
 
 from kvjax.sizing import chips, codecs
+from kvjax.sizing.account import CacheBytes, LayerAccount, Placement
 from kvjax.sizing.checks import whole
 from kvjax.sizing.codecs import CodecSpec
 from kvjax.sizing.layer import LayerSpec
-from kvjax.sizing.layouts import Dense, LayoutSpec, Paged, Ring
 from kvjax.sizing.roofline import Chip, DecodeFloor, decode_floor
 from kvjax.sizing.weights import Weights
 
 
-@dataclass(frozen=True)
-class CacheBytes:
-    """Bytes of a cache, each figure over all layers and the whole batch.
+class Placing(TypedDict):
+    """Keyword arguments of `ModelSpec.cache_bytes` that say where and how a cache is kept."""
 
-    Attributes:
-        ideal: the live records and nothing else.
-        allocated: the slots that hold them, the empty ones included.
-        read_per_step: what one decode step reads; a shared record once for each layer reading it.
-        state: states that do not grow with the length; zero for attention.
-        tables: lengths, flags and page tables.
-    """
+    page_size: NotRequired[int | None]
+    tp: NotRequired[int]
+    pp: NotRequired[int]
+    dp: NotRequired[int]
+    source_tokens: NotRequired[int]
+    in_flight: NotRequired[int]
+    ring_multiple: NotRequired[int]
+    definition: NotRequired[str]
 
-    ideal: int
-    allocated: int
-    read_per_step: int
-    state: int
-    tables: int
+
+type Batch = int | Sequence[float]
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The cache of a model: one `LayerSpec` a layer.
+    """The cache of a model: a `LayerSpec` for each attention or state that it keeps.
 
     Attributes:
         model_type: the family, as config.json spells it.
         d_model: D.
-        layers: all layers in order.
+        layers: in the model's order. A decoder layer that attends to a source as well has two, and
+            so has one with two attentions.
         weights: parameters beside the attention projections; None where they are not known.
     """
 
@@ -59,69 +59,76 @@ class ModelSpec:
     def cache_bytes(
         self,
         tokens: int,
-        batch: int = 1,
+        batch: Batch = 1,
         codec: str | CodecSpec = "bf16",
-        *,
-        page_size: int | None = None,
-        tp: int = 1,
-        definition: str = "kvjax",
+        **placing: Unpack[Placing],
     ) -> CacheBytes:
-        """Bytes of the cache of `batch` sequences that fill `tokens` tokens each.
+        """Bytes of the cache of `batch` sequences that fill `tokens` tokens each, on one device.
 
         Args:
             tokens: length, and capacity, of every sequence; 0 or more.
-            batch: B.
+            batch: B; or, for a mix of lengths, what share of `tokens` each sequence has, such as
+                (1, 0.5, 0.5), rounded down to whole tokens.
             codec: name or spec of the codec.
             page_size: P, slots a page, of a paged cache; None for one run of slots a sequence.
-            tp: shards that the KV heads are spread over; the bytes are those of one shard.
-            definition: whose `allocated` is given; only this library's, "kvjax", so far.
+            tp: shards that heads are spread over, and repeated on where there are too few; latents,
+                rope keys and index keys are on all of them.
+            pp: stages that the layers are cut into; each figure is that of its largest stage.
+            dp: replicas that the sequences are dealt out to; the figures are of the fullest.
+            source_tokens: tokens of the source that cross-attention layers attend to.
+            in_flight: tokens that one step writes before it attends; a window keeps room for them.
+            ring_multiple: slots of a window are rounded up to a multiple of it.
+            definition: whose `allocated` and `state` are given: this library's ("kvjax"), or those
+                of transformers' DynamicCache ("hf-dynamic") or StaticCache ("hf-static").
 
         Raises:
             ValueError: names the argument, what was given and what is accepted.
         """
-        if definition != "kvjax":
-            raise ValueError(f"definition: got {definition!r}; accepted: 'kvjax'")
-        tokens, batch, tp = whole("tokens", tokens, 0), whole("batch", batch), whole("tp", tp)
-        encoding = codecs.codec(codec)
-        ideal = allocated = read = tables = 0
-        for layer, layout in self._layouts(page_size):
-            live = layer.record_bytes(layout.live(tokens), encoding, tp)
-            read += live
-            if layer.shares_with is None:
-                ideal += live
-                allocated += layer.record_bytes(layout.slots(tokens), encoding, tp)
-                tables += layout.table_bytes(tokens)
-        return CacheBytes(ideal * batch, allocated * batch, read * batch, 0, tables * batch)
+        placement = Placement(**placing)
+        encoding, tokens = codecs.codec(codec), whole("tokens", tokens, 0)
+        lengths = _lengths(tokens, batch, placement.dp)
+        stages = _stages(len(self.layers), placement.pp)
+        costs = [self._stage_bytes(stage, lengths, encoding, placement) for stage in stages]
+        return CacheBytes(
+            *(max(getattr(cost, f.name) for cost in costs) for f in fields(CacheBytes))
+        )
 
     def bytes_per_token(
         self, codec: str | CodecSpec = "bf16", *, at: int | None = None, tp: int = 1
-    ) -> int:
+    ) -> float:
         """Bytes that one more token of one sequence adds.
 
         Args:
             codec: name or spec of the codec.
-            at: tokens held already; None for an empty cache, where every layer grows. A layer
-                whose window is full adds nothing.
+            at: tokens held already, of which a full window adds nothing and a pool only once in
+                its ratio; None for the average while no window is full.
             tp: as in `cache_bytes`.
+
+        Returns:
+            An int, except for an average that is none (pools with an uneven ratio).
         """
-        at = 0 if at is None else whole("at", at, 0)
-        before = self.cache_bytes(at, codec=codec, tp=tp)
-        return self.cache_bytes(at + 1, codec=codec, tp=tp).ideal - before.ideal
+        if at is not None:
+            before, after = (self.cache_bytes(n, codec=codec, tp=tp) for n in (at, at + 1))
+            return after.allocated - before.allocated
+        encoding, shards = codecs.codec(codec), whole("tp", tp)
+        kept = (layer for layer in self.layers if layer.shares_with is None)
+        return _number(sum((layer.per_token(encoding, shards) for layer in kept), Fraction(0)))
 
     def tokens_that_fit(
         self,
         budget_bytes: float,
-        batch: int = 1,
+        batch: Batch = 1,
         codec: str | CodecSpec = "bf16",
-        *,
-        page_size: int | None = None,
-        tp: int = 1,
-        definition: str = "kvjax",
+        **placing: Unpack[Placing],
     ) -> float:
         """The largest T whose `cache_bytes(T, ...).allocated` is at most `budget_bytes`.
 
         Returns:
             An int; math.inf where every length fits: a window in every layer, or no limit.
+
+        Raises:
+            ValueError: not even an empty cache fits (cross-attention to a source, a residual
+                window), or an argument is none of those accepted.
         """
         if not budget_bytes >= 0:
             raise ValueError(f"budget_bytes: got {budget_bytes!r}; accepted: 0 or more")
@@ -129,12 +136,14 @@ class ModelSpec:
             return math.inf
 
         def allocated(tokens: int) -> int:
-            return self.cache_bytes(
-                tokens, batch, codec, page_size=page_size, tp=tp, definition=definition
-            ).allocated
+            return self.cache_bytes(tokens, batch, codec, **placing).allocated
 
-        # From here on a cache that does not grow when its length doubles never grows again.
-        settled = max([page_size or 1, *(layer.window or 1 for layer in self.layers)])
+        if allocated(0) > budget_bytes:
+            raise ValueError(
+                f"budget_bytes: got {budget_bytes}; accepted: at least {allocated(0)}, which the "
+                "source of the cross-attention takes before the first token"
+            )
+        settled = self._settled(batch, codecs.codec(codec), Placement(**placing))
         too_long = 1
         while allocated(too_long) <= budget_bytes:
             if too_long >= settled and allocated(2 * too_long) == allocated(too_long):
@@ -149,18 +158,62 @@ class ModelSpec:
                 too_long = middle
         return fits
 
+    def sequences_that_fit(
+        self,
+        budget_bytes: float,
+        tokens: int | Mapping[int, float],
+        codec: str | CodecSpec = "bf16",
+        **placing: Unpack[Placing],
+    ) -> float:
+        """How many sequences' allocated slots, states and tables fit into `budget_bytes`.
+
+        Args:
+            budget_bytes: 0 or more.
+            tokens: the length of every sequence; or a distribution, from length to weight, of
+                which the mean cost counts.
+            codec, placing: as in `cache_bytes`.
+
+        Returns:
+            An int; math.inf where a sequence costs nothing.
+        """
+        if not budget_bytes >= 0:
+            raise ValueError(f"budget_bytes: got {budget_bytes!r}; accepted: 0 or more")
+        mix = tokens if isinstance(tokens, Mapping) else {tokens: 1.0}
+        if not mix or min(mix.values()) < 0 or not sum(mix.values()) > 0:
+            raise ValueError(f"tokens: got {mix!r}; accepted: weights of 0 or more, not all 0")
+        cost = sum(
+            weight * self.cache_bytes(length, 1, codec, **placing).total
+            for length, weight in mix.items()
+        ) / sum(mix.values())
+        if budget_bytes == math.inf or cost == 0:
+            return math.inf
+        return math.floor(budget_bytes / cost)
+
     def intensity(self, codec: str | CodecSpec = "bf16", *, at: int | None = None) -> float:
         """FLOP/B of decode attention: products of the new token over cache bytes read.
 
-        The batch cancels. With all layers alike this is 2 N / (K * itemsize): the group size N/K
-        at two bytes.
+        The batch cancels. With K and V in all layers alike this is 2 N / (K * itemsize), the group
+        size N/K at two bytes; a latent decoded absorbed has N (2 L + R) / (L + R) at two bytes.
 
         Args:
             codec: name or spec of the codec.
             at: tokens held, the newest included; None while no window is full.
+
+        Raises:
+            ValueError: no layer attends.
         """
-        at = 1 if at is None else whole("at", at)
-        return self._attention_flop(at) / self.cache_bytes(at, codec=codec).read_per_step
+        if at is not None:
+            tokens = whole("at", at)
+            flop, read = self.attention_flop(tokens), self.cache_bytes(tokens, 1, codec)
+            nbytes: float = read.read_per_step
+        else:
+            encoding = codecs.codec(codec)
+            growing = [layer for layer in self.layers if not layer.cross]
+            nbytes = float(sum(layer.per_token(encoding) for layer in growing))
+            flop = sum(layer.decode_flop(1) for layer in growing)
+        if not nbytes:
+            raise ValueError(f"intensity: {self.model_type} has no layer that attends")
+        return flop / nbytes
 
     def decode_floor(
         self,
@@ -191,7 +244,7 @@ class ModelSpec:
             weight_bytes = self.parameters_read * weight_size
         if not weight_bytes >= 0:
             raise ValueError(f"weight_bytes: got {weight_bytes!r}; accepted: 0 or more")
-        flop = 2 * batch * weight_bytes / weight_size + batch * self._attention_flop(tokens)
+        flop = 2 * batch * weight_bytes / weight_size + batch * self.attention_flop(tokens)
         return decode_floor(chips.chip(chip), weight_bytes + read, flop)
 
     @property
@@ -217,6 +270,12 @@ class ModelSpec:
         """The different layers, in order of appearance, and how many there are of each."""
         return list(Counter(self.layers).items())
 
+    def attention_flop(self, tokens: int, source_tokens: int = 0) -> int:
+        """FLOP of one sequence's decode attention over all layers: q·k and p·v."""
+        return sum(
+            layer.attention_flop(source_tokens if layer.cross else tokens) for layer in self.layers
+        )
+
     @property
     def _known_weights(self) -> Weights:
         if self.weights is None:
@@ -226,22 +285,30 @@ class ModelSpec:
             )
         return self.weights
 
-    def _layouts(self, page_size: int | None) -> Iterator[tuple[LayerSpec, LayoutSpec]]:
-        """Each layer with the layout that holds it: a ring for a window, else dense or paged."""
-        for index, layer in enumerate(self.layers):
-            if page_size is None:
-                yield layer, Dense() if layer.window is None else Ring(layer.window)
-            elif layer.window is None:
-                yield layer, Paged(whole("page_size", page_size))
-            else:
-                raise ValueError(
-                    f"page_size: got {page_size!r}, but layer {index} has a window of "
-                    f"{layer.window}; accepted: None (pages hold layers without a window)"
-                )
+    def _stage_bytes(
+        self, stage: range, lengths: Mapping[int, int], codec: CodecSpec, placement: Placement
+    ) -> CacheBytes:
+        """The layers of one stage, for sequences of `lengths` (length to count)."""
+        totals = [0] * len(fields(CacheBytes))
+        for layer, count in Counter(self.layers[index] for index in stage).items():
+            for length, sequences in lengths.items():
+                rows = placement.source_tokens if layer.cross else length
+                cost = LayerAccount(layer, rows, codec, placement).bytes()
+                for position, f in enumerate(fields(CacheBytes)):
+                    totals[position] += count * sequences * getattr(cost, f.name)
+            constants = LayerAccount(layer, 0, codec, placement).constants
+            totals[-1] += count * constants
+        return CacheBytes(*totals)
 
-    def _attention_flop(self, tokens: int) -> int:
-        """FLOP of one sequence's decode attention over all layers."""
-        return sum(layer.decode_flop(layout.live(tokens)) for layer, layout in self._layouts(None))
+    def _settled(self, batch: Batch, codec: CodecSpec, placement: Placement) -> int:
+        """A length from which a cache that does not grow when it doubles never grows again."""
+        spans = max((layer.span or 0 for layer in self.layers), default=0)
+        ratios = max((pool.ratio for layer in self.layers for pool in layer.pools), default=1)
+        page = (placement.page_size or 1) * ratios
+        ring = spans + placement.in_flight + placement.ring_multiple
+        shortest = 1.0 if isinstance(batch, int) else min(batch)
+        length = ring + 2 * page + codec.tokens_kept_exact + codec.tokens_sharing
+        return math.ceil(length / shortest) if shortest > 0 else length
 
     def _check_sharing(self, index: int, layer: LayerSpec) -> None:
         if layer.shares_with is None:
@@ -253,9 +320,34 @@ class ModelSpec:
                 f"{len(self.layers)} layers that keeps its own records"
             )
         kept = self.layers[producer]
-        for name in ("kv_heads", "key_dim", "value_dim", "window"):
+        for name in ("kind", "kv_heads", "key_dim", "value_dim", "window", "chunk"):
             if getattr(layer, name) != getattr(kept, name):
                 raise ValueError(
                     f"layers[{index}].{name}: got {getattr(layer, name)}; accepted: "
                     f"{getattr(kept, name)}, as in layer {producer} whose records it reads"
                 )
+
+
+def _lengths(tokens: int, batch: Batch, dp: int) -> Counter[int]:
+    """How many sequences of each length the fullest of `dp` replicas holds."""
+    if isinstance(batch, Sequence):
+        if not batch or not all(0 <= share <= 1 for share in batch):
+            raise ValueError(
+                f"batch: got {batch!r}; accepted: shares between 0 and 1, at least one"
+            )
+        # Dealt out longest first, so that the first replica has the most.
+        every = sorted((math.floor(share * tokens) for share in batch), reverse=True)
+        return Counter(every[::dp])
+    return Counter({tokens: -(-whole("batch", batch) // dp)})
+
+
+def _stages(depth: int, pp: int) -> list[range]:
+    """The layers of each of `pp` stages, as even as possible."""
+    if pp > depth:
+        raise ValueError(f"pp: got {pp} for {depth} layers; accepted: at most {depth}")
+    cuts = [depth * stage // pp for stage in range(pp + 1)]
+    return [range(start, end) for start, end in zip(cuts, cuts[1:], strict=False)]
+
+
+def _number(value: Fraction) -> float:
+    return value.numerator if value.denominator == 1 else float(value)

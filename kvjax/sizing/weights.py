@@ -1,9 +1,16 @@
 """Parameters beside the attention projections, counted from a config."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from kvjax.sizing.config import Count, Fields, Flag, Otherwise
+
+if TYPE_CHECKING:
+    from kvjax.sizing.layer import LayerSpec
+    from kvjax.sizing.spec import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -66,23 +73,51 @@ class WeightRules:
     tied: Flag = _TIED
 
 
-@dataclass(frozen=True)
-class Heads:
-    """The attention shape that all layers of a plain model have."""
+_ATTENTION_BIAS = Flag("attention_bias", False)
+_NEOX_BIAS = Flag("attention_bias", True)
+_GPT2 = WeightRules(
+    d_ff=Count("n_inner", absent=Otherwise.DERIVED, null=Otherwise.DERIVED),
+    ffn_matrices=2,
+    qkv_bias=True,
+    o_bias=True,
+    ffn_bias=True,
+    norm_bias=True,
+    positions="n_positions",
+    tied=Flag("tie_word_embeddings", True),
+)
+_GPT_NEOX = WeightRules(
+    ffn_matrices=2, qkv_bias=_NEOX_BIAS, o_bias=_NEOX_BIAS, ffn_bias=True, norm_bias=True
+)
+RULES = {
+    "llama": WeightRules(
+        qkv_bias=_ATTENTION_BIAS, o_bias=_ATTENTION_BIAS, ffn_bias=Flag("mlp_bias", False)
+    ),
+    "mistral": WeightRules(),
+    "qwen2": WeightRules(qkv_bias=True),
+    "qwen3": WeightRules(qkv_bias=_ATTENTION_BIAS, o_bias=_ATTENTION_BIAS, qk_norm=QKNorm.HEAD),
+    "gemma": WeightRules(
+        qkv_bias=_ATTENTION_BIAS, o_bias=_ATTENTION_BIAS, tied=Flag("tie_word_embeddings", True)
+    ),
+    "phi3": WeightRules(),
+    "olmo2": WeightRules(qkv_bias=_ATTENTION_BIAS, o_bias=_ATTENTION_BIAS, qk_norm=QKNorm.WIDTH),
+    "gpt2": _GPT2,
+    "gpt_neox": _GPT_NEOX,
+    "kvjax_gpt2": _GPT2,
+    "kvjax_gpt_neox": _GPT_NEOX,
+}
 
-    query_heads: int
-    kv_heads: int
-    head_dim: int
 
-
-def count_weights(
-    fields: Fields, rules: WeightRules, d_model: int, depth: int, heads: Heads
-) -> Weights | None:
-    """The parameters of a model of `depth` equal layers.
+def count_weights(fields: Fields, spec: ModelSpec) -> Weights | None:
+    """The parameters of a model beside its attention projections.
 
     Returns:
-        None where the config lacks a size that they depend on: the cache can be sized without it.
+        None where they are not known: the family has no rule, or the config lacks a size that they
+        depend on. The cache can be sized without it.
     """
+    rules = RULES.get(fields.model_type)
+    if rules is None:
+        return None
+    d_model, depth, layer = spec.d_model, len(spec.layers), spec.layers[0]
     needed = ["vocab_size"]
     if rules.positions is not None:
         needed.append(rules.positions)
@@ -94,17 +129,17 @@ def count_weights(
     tokens = fields.count(Count("vocab_size")) * d_model
     positions = fields.count(Count(rules.positions)) * d_model if rules.positions else 0
     norm = d_model * (1 + rules.norm_bias)
-    layer = 2 * norm + _biases(fields, rules, d_model, d_ff, heads) + _qk_norm(rules, heads)
+    small = 2 * norm + _biases(fields, rules, d_model, d_ff, layer) + _qk_norm(rules, layer)
     return Weights(
         ffn=depth * ffn_parameters(d_model, d_ff, rules.ffn_matrices),
         head=tokens,
         lookup=positions + (0 if fields.flag(rules.tied) else tokens),
-        small=depth * layer + norm,
+        small=depth * small + norm,
     )
 
 
-def _biases(fields: Fields, rules: WeightRules, d_model: int, d_ff: int, heads: Heads) -> int:
-    qkv = (heads.query_heads + 2 * heads.kv_heads) * heads.head_dim
+def _biases(fields: Fields, rules: WeightRules, d_model: int, d_ff: int, layer: LayerSpec) -> int:
+    qkv = (layer.query_heads + 2 * layer.kv_heads) * layer.key_dim
     ffn = (rules.ffn_matrices - 1) * d_ff + d_model
     return (
         fields.flag(rules.qkv_bias) * qkv
@@ -113,10 +148,10 @@ def _biases(fields: Fields, rules: WeightRules, d_model: int, d_ff: int, heads: 
     )
 
 
-def _qk_norm(rules: WeightRules, heads: Heads) -> int:
+def _qk_norm(rules: WeightRules, layer: LayerSpec) -> int:
     scales = {
         QKNorm.NONE: 0,
         QKNorm.HEAD: 2,
-        QKNorm.WIDTH: heads.query_heads + heads.kv_heads,
+        QKNorm.WIDTH: layer.query_heads + layer.kv_heads,
     }
-    return scales[rules.qk_norm] * heads.head_dim
+    return scales[rules.qk_norm] * layer.key_dim

@@ -1,4 +1,9 @@
-"""Against transformers: bytes that its caches really held and parameters that its models have."""
+"""Caches that transformers really held, against what is read off the same configs.
+
+`published.json` holds published configs with the bytes of a full-size model's cache;
+`measured_tiny.json` tiny random models of many families, run on CPU; `hf_families.json` more of
+both, by `scripts/measure_hf_caches.py`. All by transformers 5.24.
+"""
 
 import json
 from pathlib import Path
@@ -7,41 +12,65 @@ import pytest
 
 from kvjax import sizing
 
-MEASURED = json.loads(Path(__file__).with_name("measured.json").read_text())
-PUBLISHED = {record["name"]: record for record in MEASURED["published"]}
-TINY = {record["name"]: record for record in MEASURED["tiny"]}
+HERE = Path(__file__).parent
+PUBLISHED = json.loads((HERE / "published.json").read_text())["models"]
+TINY = json.loads((HERE / "measured_tiny.json").read_text())["records"]
+FAMILIES = json.loads((HERE / "hf_families.json").read_text())
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_model(name):
-    record = PUBLISHED[name]
+def by_name(records: list[dict]) -> list:
+    return [pytest.param(record, id=record.get("name", record.get("model_type"))) for record in records]
+
+
+def check_tiny(record: dict) -> None:
     spec = sizing.load(record["config"])
-    found = spec.cache_bytes(record["tokens"], codec="bf16")
-    windows = {layer.window for layer in spec.layers} - {None}
-    if windows:
-        # Every layer of these models has the window, and it is full: transformers' DynamicCache
-        # keeps W - 1 of the W keys between steps, a ring of this library W.
-        (window,) = windows
-        assert found.allocated * (window - 1) == record["kv_bytes"] * window
-    else:
-        assert found.allocated == record["kv_bytes"]
-    assert found.ideal == found.read_per_step == found.allocated
-    assert found.state == 0
+    prompt = record["prefill"]
+    for codec, measured in (("f32", record), ("bf16", record.get("bf16"))):
+        for tokens, when in ((prompt, "prefill"), (prompt + record["decode_steps"], "decode")):
+            if measured is None or measured.get(f"kv_bytes_{when}") is None:
+                continue
+            found = spec.cache_bytes(
+                tokens,
+                record["batch"],
+                codec,
+                source_tokens=record.get("source_tokens") or 0,
+                definition="hf-dynamic",
+            )
+            assert found.allocated == measured[f"kv_bytes_{when}"], (codec, when)
+            assert found.state == measured[f"state_bytes_{when}"], (codec, when)
+    if record["static_kv_bytes"] is not None:
+        found = spec.cache_bytes(
+            record["static_max_cache_len"], record["batch"], "f32", definition="hf-static"
+        )
+        assert found.allocated == record["static_kv_bytes"]
+        assert found.state == record["static_state_bytes"]
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_tiny_model_against_the_static_cache(name):
-    record = TINY[name]
-    found = sizing.load(record["config"]).cache_bytes(record["capacity"], record["batch"], "f32")
-    assert found.allocated == record["static_kv_bytes"]
+@pytest.mark.parametrize("record", by_name(PUBLISHED))
+def test_published_models(record):
+    spec = sizing.load(record["config"])
+    measured = record.get("hf_measured")
+    if measured is None:
+        assert spec.bytes_per_token() > 0
+        return
+    found = spec.cache_bytes(measured["T"], measured["batch"], definition="hf-dynamic")
+    assert found.allocated == measured["kv_bytes"]
+    assert found.state == measured["state_bytes"]
 
 
-@pytest.mark.parametrize("record", [*PUBLISHED.values(), *TINY.values()], ids=lambda r: r["name"])
-def test_parameters(record):
-    assert sizing.load(record["config"]).parameters == record["parameters"]
+@pytest.mark.parametrize("record", by_name(TINY))
+def test_tiny_models(record):
+    check_tiny(record)
 
 
-def test_the_families_are_all_measured():
-    measured = {record["config"]["model_type"] for record in MEASURED["published"]}
-    own = {name for name in sizing.READERS if name.startswith("kvjax_")}
-    assert measured == set(sizing.READERS) - own
+@pytest.mark.parametrize("record", by_name(FAMILIES["records"]))
+def test_more_families(record):
+    check_tiny(record)
+
+
+@pytest.mark.parametrize("record", by_name(FAMILIES["defaults"]))
+def test_defaults_of_families(record):
+    spec = sizing.load(record["config"])
+    found = spec.cache_bytes(record["T"], definition="hf-dynamic")
+    assert found.allocated == record["kv_bytes"]
+    assert found.state == record["state_bytes"]

@@ -1,0 +1,31 @@
+"""Where each published family keeps the shape of its cache in config.json.
+
+One table for each kind of family; `READERS` is all of them; `WRAPPERS` says where
+other models keep such a config. A new family is a row in one of the
+tables: names of fields, what the family's class takes where one is absent or null, and the kinds of
+its layers.
+"""
+
+from kvjax.sizing.families.family import Reader
+from kvjax.sizing.families import (
+    encoder_decoder,
+    hybrid,
+    latent,
+    plain,
+    remote,
+    windowed,
+    wrappers,
+)
+
+READERS: dict[str, Reader] = {
+    **plain.FAMILIES,
+    **windowed.FAMILIES,
+    **latent.FAMILIES,
+    **hybrid.FAMILIES,
+    **encoder_decoder.FAMILIES,
+    **remote.FAMILIES,
+}
+
+WRAPPERS = wrappers.WRAPPERS
+
+__all__ = ["READERS", "WRAPPERS"]
