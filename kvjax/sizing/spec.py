@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from fractions import Fraction
 from typing import NotRequired, TypedDict, Unpack
 
 from kvjax.sizing import chips, codecs
@@ -95,24 +94,21 @@ class ModelSpec:
 
     def bytes_per_token(
         self, codec: str | CodecSpec = "bf16", *, at: int | None = None, tp: int = 1
-    ) -> float:
+    ) -> int:
         """Bytes that one more token of one sequence adds.
 
         Args:
             codec: name or spec of the codec.
             at: tokens held already, of which a full window adds nothing and a pool only once in
-                its ratio; None for the average while no window is full.
+                its ratio; None for the average while no window is full, rounded up.
             tp: as in `cache_bytes`.
-
-        Returns:
-            An int, except for an average that is none (pools with an uneven ratio).
         """
         if at is not None:
             before, after = (self.cache_bytes(n, codec=codec, tp=tp) for n in (at, at + 1))
             return after.allocated - before.allocated
         encoding, shards = codecs.codec(codec), whole("tp", tp)
         kept = (layer for layer in self.layers if layer.shares_with is None)
-        return _number(sum((layer.per_token(encoding, shards) for layer in kept), Fraction(0)))
+        return math.ceil(sum(layer.per_token(encoding, shards) for layer in kept))
 
     def tokens_that_fit(
         self,
@@ -347,7 +343,3 @@ def _stages(depth: int, pp: int) -> list[range]:
         raise ValueError(f"pp: got {pp} for {depth} layers; accepted: at most {depth}")
     cuts = [depth * stage // pp for stage in range(pp + 1)]
     return [range(start, end) for start, end in zip(cuts, cuts[1:], strict=False)]
-
-
-def _number(value: Fraction) -> float:
-    return value.numerator if value.denominator == 1 else float(value)

@@ -3,10 +3,8 @@
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from kvjax.sizing import CHIPS, CODECS, LayerSpec, ModelSpec, codec
+from kvjax.sizing import CHIPS, CODECS, LayerSpec, ModelSpec, State, codec, state_layer
 
 GIB = 2**30
 
@@ -14,26 +12,6 @@ GIB = 2**30
 def plain(depth: int, query_heads: int, kv_heads: int, head_dim: int = 128, **fields) -> ModelSpec:
     layer = LayerSpec(query_heads, kv_heads, head_dim, head_dim, **fields)
     return ModelSpec("test", query_heads * head_dim, (layer,) * depth)
-
-
-layers = st.builds(
-    lambda group, kv_heads, key_dim, value_dim, window: LayerSpec(
-        group * kv_heads, kv_heads, key_dim, value_dim, window=window
-    ),
-    st.integers(1, 8),
-    st.integers(1, 8),
-    st.integers(1, 256),
-    st.integers(1, 256),
-    st.none() | st.integers(1, 300),
-)
-models = st.builds(lambda many: ModelSpec("test", 64, tuple(many)), st.lists(layers, min_size=1))
-dense_models = st.builds(
-    lambda depth, kv_heads, dim: plain(depth, kv_heads, kv_heads, dim),
-    st.integers(1, 5),
-    st.integers(1, 8),
-    st.integers(1, 64),
-)
-codecs = st.sampled_from(list(CODECS))
 
 
 def test_published_per_token_figures():
@@ -129,42 +107,6 @@ def test_no_budget_and_every_budget():
     assert spec.tokens_that_fit(math.inf) == math.inf
 
 
-@given(models, codecs, st.integers(0, 1000), st.integers(1, 5), st.integers(1, 9))
-def test_cache_is_the_sum_of_its_layers_and_grows(spec, name, tokens, batch, tp):
-    found = spec.cache_bytes(tokens, batch, name, tp=tp)
-    alone = [
-        ModelSpec("test", 64, (layer,)).cache_bytes(tokens, batch, name, tp=tp)
-        for layer in spec.layers
-    ]
-    longer = spec.cache_bytes(tokens + 1, batch, name, tp=tp)
-    for figure in ("ideal", "allocated", "read_per_step", "state", "tables"):
-        assert getattr(found, figure) == sum(getattr(one, figure) for one in alone)
-        assert getattr(found, figure) <= getattr(longer, figure)
-    assert longer.ideal - found.ideal == batch * spec.bytes_per_token(name, at=tokens, tp=tp)
-    assert tp * found.allocated >= spec.cache_bytes(tokens, batch, name).allocated
-
-
-@given(models, codecs, st.integers(0, 1000), st.integers(1, 3), st.integers(1, 3))
-def test_tokens_that_fit_is_the_inverse(spec, name, tokens, batch, tp):
-    def allocated(length: int) -> int:
-        return spec.cache_bytes(length, batch, name, tp=tp).allocated
-
-    fits = spec.tokens_that_fit(allocated(tokens), batch, name, tp=tp)
-    assert fits >= tokens
-    if allocated(tokens + 1) > allocated(tokens):
-        assert fits == tokens
-    assert (fits == math.inf) == (allocated(10**9) == allocated(tokens))
-
-
-@given(dense_models, st.integers(1, 64), st.integers(0, 10**7), st.integers(1, 4))
-def test_tokens_that_fit_in_pages(spec, page_size, budget, batch):
-    def allocated(length: int) -> int:
-        return spec.cache_bytes(length, batch, page_size=page_size).allocated
-
-    fits = spec.tokens_that_fit(budget, batch, page_size=page_size)
-    assert allocated(fits) <= budget < allocated(fits + 1)
-
-
 def test_intensity_is_the_group_at_two_bytes():
     for kv_heads in (1, 2, 4, 8):
         spec = plain(2, 8, kv_heads)
@@ -220,13 +162,16 @@ def test_weights_cost_two_flop_each_and_are_read_once():
         ("fp8_e5m2", "fp8_e5m2", 1),
     ],
 )
-def test_codecs(spelling, name, itemsize):
+def test_casts(spelling, name, itemsize):
     assert codec(spelling) is CODECS[name]
-    assert codec(CODECS[name]).nbytes(3, 2, 5, 7) == 3 * 2 * 12 * itemsize
+    assert CODECS[name].itemsize == itemsize
+    assert LayerSpec(4, 2, 5, 7).record_bytes(3, codec(name)) == 3 * 2 * 12 * itemsize
 
 
 SPEC = plain(2, 8, 2)
 SLIDING = plain(2, 8, 2, window=4)
+CROSS = plain(1, 1, 1, 16, cross=True)
+MAMBA = ModelSpec("test", 64, (state_layer(State("recurrent", 8)),))
 
 
 @pytest.mark.parametrize(
@@ -239,11 +184,35 @@ SLIDING = plain(2, 8, 2, window=4)
         (lambda: SPEC.cache_bytes(1, tp=0), "tp: got 0"),
         (lambda: SPEC.cache_bytes(1, page_size=0), "page_size: got 0"),
         (
-            lambda: SLIDING.cache_bytes(1, page_size=16),
-            "page_size: got 16, but layer 0 has a window",
+            lambda: SLIDING.cache_bytes(1, codec="kivi2"),
+            "codec: got 'kivi2', whose scales are shared by 32 tokens, for a ring layout",
         ),
-        (lambda: SPEC.cache_bytes(1, definition="hf"), "definition: got 'hf'; accepted: 'kvjax'"),
-        (lambda: SPEC.bytes_per_token(at=-1), "at: got -1"),
+        (lambda: SPEC.cache_bytes(1, codec="kivi4", page_size=16), "codec: got 'kivi4'"),
+        (lambda: SPEC.cache_bytes(1, definition="hf"), "definition: got 'hf'; accepted: kvjax, hf"),
+        (
+            lambda: SPEC.cache_bytes(1, page_size=16, definition="hf-static"),
+            "page_size: got 16 with definition 'hf-static'; accepted: None",
+        ),
+        (
+            lambda: SPEC.cache_bytes(1, codec="int8", definition="hf-dynamic"),
+            "codec: got 'int8' with definition 'hf-dynamic'; accepted: f32, bf16, f16",
+        ),
+        (lambda: SPEC.cache_bytes(1, pp=3), "pp: got 3 for 2 layers"),
+        (lambda: SPEC.cache_bytes(1, dp=0), "dp: got 0"),
+        (lambda: SPEC.cache_bytes(1, in_flight=0), "in_flight: got 0"),
+        (lambda: SPEC.cache_bytes(1, ring_multiple=0), "ring_multiple: got 0"),
+        (lambda: SPEC.cache_bytes(1, source_tokens=-1), "source_tokens: got -1"),
+        (lambda: SPEC.cache_bytes(1, ()), r"batch: got \(\); accepted: shares between 0 and 1"),
+        (lambda: SPEC.cache_bytes(1, (0.5, 2)), r"batch: got \(0.5, 2\)"),
+        (lambda: SPEC.sequences_that_fit(-1, 8), "budget_bytes: got -1"),
+        (lambda: SPEC.sequences_that_fit(10, {}), "tokens: got {}; accepted: weights of 0 or more"),
+        (lambda: SPEC.sequences_that_fit(10, {8: -1.0}), "tokens: got {8: -1.0}"),
+        (
+            lambda: CROSS.tokens_that_fit(9, source_tokens=10),
+            "budget_bytes: got 9; accepted: at least 640",
+        ),
+        (lambda: MAMBA.intensity(), "intensity: test has no layer that attends"),
+        (lambda: SPEC.bytes_per_token(at=-1), "tokens: got -1"),
         (lambda: SPEC.intensity(at=0), "at: got 0"),
         (lambda: SPEC.tokens_that_fit(-1), "budget_bytes: got -1"),
         (lambda: SPEC.tokens_that_fit(math.nan), "budget_bytes: got nan"),
@@ -255,6 +224,9 @@ SLIDING = plain(2, 8, 2, window=4)
         (lambda: LayerSpec(8, 8, 64.0, 64), "key_dim: got 64.0"),
         (lambda: LayerSpec(8, 8, 64, 64, window=0), "window: got 0"),
         (lambda: LayerSpec(8, 8, 64, 64, kind="mamba"), "kind: got 'mamba'"),
+        (lambda: LayerSpec(8, 1, 64, 64, kind="latent"), "latent_rank: got 0"),
+        (lambda: LayerSpec(8, 8, 64, 64, kind="factors", key_rank=2), "value_rank: got 0"),
+        (lambda: LayerSpec(8, 8, 64, 64, window=4, chunk=4), "chunk: got 4 beside a window of 4"),
         (lambda: ModelSpec("test", 64, ()), "layers: got none"),
         (lambda: ModelSpec("test", 0, SPEC.layers), "d_model: got 0"),
         (
