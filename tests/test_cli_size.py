@@ -1,4 +1,4 @@
-"""``kvjax size`` as a user runs it."""
+"""``kvjax size`` and ``kvjax plan`` as a user runs them."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def test_directory_and_json(config):
     figures = json.loads(done.stdout)
     assert figures["bytes_per_token"] == 262_144
     assert figures["allocated_bytes"] == figures["read_per_step_bytes"] == 300 * 262_144
-    assert figures["table_bytes"] == 3 * 32 * 5
+    assert figures["table_bytes"] == 32 * (3 * 5 + 2 * 4)  # the scales are kept once a layer
     assert figures["codec"] == "fp8_e4m3"
     assert figures["intensity_flop_per_byte"] == 2
     assert figures["parameters"] == 6_738_415_616
@@ -66,6 +66,91 @@ def test_chip(config):
     assert figures["tokens_per_second"] == pytest.approx(1 / memory)
     assert figures["tokens_that_fit_beside_weights"] == (141 * 10**9 - 2 * parameters) // 524_288
     assert "memory binds" in run("size", config, "--chip", "H200").stdout
+
+
+def test_several_models_side_by_side(tmp_path, config):
+    other = tmp_path / "gqa" / "config.json"
+    other.parent.mkdir()
+    other.write_text(json.dumps({**LLAMA_2_7B, "num_key_value_heads": 8}))
+    done = run("size", config, other, "--tokens", 100, "--json")
+    mha, gqa = json.loads(done.stdout)
+    assert (mha["config"], gqa["config"]) == (tmp_path.name, "gqa")
+    assert mha["allocated_bytes"] == 4 * gqa["allocated_bytes"] == 100 * 524_288
+    table = run("size", config, other).stdout
+    assert "gqa" in table
+    assert "524,288 B" in table
+    assert "131,072 B" in table
+
+
+def test_definitions_and_shares(tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps({**LLAMA_2_7B, "model_type": "mistral", "sliding_window": 4096})
+    )
+    windowed = {
+        name: json.loads(
+            run("size", tmp_path, "--tokens", 8192, "--definition", name, "--json").stdout
+        )
+        for name in ("kvjax", "hf-dynamic", "hf-static")
+    }
+    assert {name: figures["allocated_bytes"] for name, figures in windowed.items()} == {
+        "kvjax": 4096 * 524_288,
+        "hf-dynamic": 4095 * 524_288,
+        "hf-static": 4096 * 524_288,
+    }
+    assert "allocated (hf-static)" in run("size", tmp_path, "--definition", "hf-static").stdout
+    done = run("size", tmp_path, "--tokens", 100, "--batch", 4, "--tp", 2, "--dp", 2, "--pp", 2,
+               "--page-size", 16, "--json")  # fmt: skip
+    assert json.loads(done.stdout)["allocated_bytes"] == 2 * 112 * 524_288 // 4
+
+
+def test_plot_of_bytes_against_context(tmp_path, config):
+    pytest.importorskip("matplotlib")
+    png = tmp_path / "bytes.png"
+    assert run("size", config, "--plot", png).returncode == 0
+    assert png.read_bytes().startswith(b"\x89PNG")
+    done = run("size", config, "--plot", tmp_path / "bytes.pdf")
+    assert done.returncode == 1
+    assert "accepted: a file name that ends in .png" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bytes.png", "config.json"]
+
+
+def test_plan_of_a_batch_and_of_a_rate(tmp_path, config):
+    done = run("plan", config, "--batch", 16, "--chip", "H200", "--chip", "TPU-v5e", "--json")
+    h200, v5e = json.loads(done.stdout)["plans"]
+    assert (h200["chips"], h200["batch"], h200["binds"]) == (1, 16, "memory")
+    assert h200["cache_bytes"] == 16 * (8192 * 524_288 + 32 * 5)
+    assert v5e["chips"] == 8
+    done = run("plan", config, "--tokens", "2048:0.7,8192:0.3", "--tokens-per-second", 9000,
+               "--chip", "H200", "--json")  # fmt: skip
+    (found,) = json.loads(done.stdout)["plans"]
+    assert found["tokens_per_second"] >= 9000
+    table = run("plan", config, "--chip", "TPU-v5e", "--max-chips", 1).stdout
+    assert "too few" in table
+    assert "1 sequence of 8,192 tokens" in table
+
+
+def test_plot_of_floor_against_batch(tmp_path, config):
+    pytest.importorskip("matplotlib")
+    png = tmp_path / "floor.png"
+    assert run("plan", config, "--chip", "H200", "--plot", png).returncode == 0
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tokens", "long"], "--tokens 'long': accepted: a whole number, or lengths"),
+        (["--tokens", "8:1,9:x"], "--tokens '8:1,9:x'"),
+        (["--batch", "2", "--tokens-per-second", "5"], "batch: got 2 with tokens_per_second 5.0"),
+        (["--weights", "int3"], "precision: got 'int3'"),
+        (["--chip", "H300"], "chip: got 'H300'"),
+    ],
+)
+def test_bad_plans_give_one_line(config, arguments, message):
+    done = run("plan", config, *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"kvjax: {message}")
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_window_everywhere_has_no_limit(tmp_path):
@@ -99,7 +184,7 @@ def test_bad_options_give_one_line(config, arguments, message):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "line 1"), ("{}", "model_type: got None"), ('{"model_type": "t5"}', "got 't5'")],
+    [("{", "line 1"), ("{}", "model_type: got None"), ('{"model_type": "t6"}', "got 't6'")],
 )
 def test_bad_configs_give_one_line(tmp_path, content, message):
     (tmp_path / "config.json").write_text(content)
@@ -115,7 +200,10 @@ def test_version_and_help(config):
     assert "kvjax size config.json --tokens" in run("size", "--help").stdout
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["size", "--help"], ["size", "{config}"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["size", "--help"], ["size", "{config}"], ["plan", "{config}", "--batch", "4"]],
+)
 def test_no_jax_and_no_numpy(config, arguments):
     """The command runs where importing jax or numpy fails."""
     forbid = "sys.modules.update(jax=None, jaxlib=None, numpy=None, flax=None)"

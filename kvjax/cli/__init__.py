@@ -11,6 +11,7 @@ from kvjax.cli.bench import bench
 from kvjax.cli.convert import convert
 from kvjax.cli.demo import demo
 from kvjax.cli.generate import generate
+from kvjax.cli.plan import plan
 from kvjax.cli.size import size
 from kvjax.cli.uptrain import uptrain
 
@@ -22,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (size, convert, uptrain, generate, bench, demo):
+for command in (size, plan, convert, uptrain, generate, bench, demo):
     app.command()(command)
 
 

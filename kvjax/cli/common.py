@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -21,7 +21,7 @@ def one_clear_error() -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def print_json(figures: dict[str, Any]) -> None:
+def print_json(figures: Any) -> None:
     """Print figures as JSON on standard output."""
     json.dump(figures, sys.stdout, indent=2)
     print()
@@ -29,13 +29,20 @@ def print_json(figures: dict[str, Any]) -> None:
 
 def print_table(title: str, rows: Iterable[tuple[str, str]]) -> None:
     """Print names and values as a table with two columns."""
+    print_columns(title, None, rows)
+
+
+def print_columns(title: str, names: Sequence[str] | None, rows: Iterable[tuple[str, ...]]) -> None:
+    """Print a table whose rows begin with a name; `names` head the other columns."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", show_header=False)
+    table = Table(title=title, title_justify="left", show_header=names is not None)
     table.add_column()
-    table.add_column(justify="right")
-    for row in rows:
+    for index, row in enumerate(rows):
+        if index == 0:
+            for position in range(len(row) - 1):
+                table.add_column(names[position] if names else "", justify="right")
         table.add_row(*row)
     Console().print(table)
 

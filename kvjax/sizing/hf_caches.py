@@ -18,16 +18,23 @@ def held(
     """Bytes of keys and values, and bytes of states, of one sequence in one layer.
 
     Raises:
-        ValueError: the codec is not one in which transformers keeps K and V as they are.
+        ValueError: the codec is not one in which transformers keeps K and V as they are; or the
+            layer is one that its StaticCache cannot hold.
     """
     if codec.name not in ("f32", "bf16", "f16"):
         raise ValueError(
             f"codec: got {codec.name!r} with definition {definition!r}; accepted: f32, bf16, f16"
         )
     layer = layer.hf or layer
-    parts = (*layer.parts(tp), *layer.index_parts)
+    if layer.pools and definition == "hf-static":
+        raise ValueError(
+            f"definition: got {definition!r}; accepted for layers with compressed pools: kvjax, "
+            "hf-dynamic, since transformers has no StaticCache for them"
+        )
     rows = _rows(layer, tokens, definition)
-    return sum(codec.live(rows, part) for part in parts), _states(layer, tokens, codec, tp)
+    records = sum(codec.live(rows, part) for part in layer.parts(tp))
+    index = rows * layer.index_dim * (layer.index_itemsize or codec.itemsize)
+    return records + index, _states(layer, tokens, codec, tp)
 
 
 def _rows(layer: LayerSpec, tokens: int, definition: str) -> int:

@@ -23,6 +23,8 @@ class LayerSpec:
     - "factors" (TPA, Zhang et al. 2025): `key_rank` + `value_rank` pairs of factors N and H wide;
     - "state": nothing; a Mamba or linear-attention layer, or one without a cache (no `states`).
 
+    With `index_dim` it leaves an index key as well.
+
     Attributes:
         query_heads: N, a multiple of `kv_heads`; 0 for kind "state".
         kv_heads: K; N for MHA, 1 for MQA (Ainslie et al. 2023) and for MLA.
@@ -34,12 +36,16 @@ class LayerSpec:
             (cross-layer attention, Brandon et al. 2024); None where it keeps its own.
         cross: whether it attends to the source (an encoder's output, an image), whose records are
             made once and do not grow.
+        prompt: learned tokens that the model puts before every sequence, whose records it keeps
+            too (CPM-Ant).
         latent_rank: L.
         rope_dim: R, of the rope key that all heads share.
         query_rank: rank of the query projection's bottleneck; None where it has none.
         key_rank, value_rank: R_K and R_V of TPA.
         index_dim: width of the index key that sparse attention picks tokens by (DeepSeek-V3.2).
         index_top: tokens it picks; None for all.
+        index_itemsize: bytes of a number of the index key in transformers' caches where that is not
+            the codec's.
         pools: compressed entries beside the records.
         states: states of a fixed size.
         hf: what transformers' cache holds of this layer where that is something else.
@@ -54,6 +60,7 @@ class LayerSpec:
     chunk: int | None = None
     shares_with: int | None = None
     cross: bool = False
+    prompt: int = 0
     latent_rank: int = 0
     rope_dim: int = 0
     query_rank: int | None = None
@@ -61,6 +68,7 @@ class LayerSpec:
     value_rank: int = 0
     index_dim: int = 0
     index_top: int | None = None
+    index_itemsize: int | None = None
     pools: tuple[Pool, ...] = ()
     states: tuple[State, ...] = ()
     hf: "LayerSpec | None" = None
@@ -75,7 +83,7 @@ class LayerSpec:
         for name in ("window", "chunk", "query_rank", "index_top"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name))
-        for name in ("rope_dim", "index_dim"):
+        for name in ("prompt", "rope_dim", "index_dim"):
             whole(name, getattr(self, name), 0)
         needed = {"latent": ("latent_rank",), "factors": ("key_rank", "value_rank")}
         for name in needed.get(self.kind, ()):
@@ -158,14 +166,20 @@ class LayerSpec:
         """FLOP of one new token's attention over `rows` records: q·k and p·v of N heads."""
         return 2 * self.query_heads * self.product_widths * rows
 
-    def attention_flop(self, tokens: int) -> int:
-        """FLOP of one new token's attention to a sequence of `tokens`, the newest included.
+    def scores(self, tokens: int, tp: int = 1) -> int:
+        """Scores q·k of one new token over a sequence of `tokens`, the newest included.
 
-        Pool entries count as records; the scores by which an index picks tokens are not counted.
+        Those of one of `tp` shards, over which query heads are spread, evenly rounded up. Pool
+        entries count as records; the scores by which an index picks tokens are not counted.
         """
         seen = tokens if self.span is None else min(tokens, self.span)
         picked = seen if self.index_top is None else min(seen, self.index_top)
-        return self.decode_flop(picked + sum(pool.read(tokens) for pool in self.pools))
+        entries = sum(pool.read(tokens) for pool in self.pools if not pool.index)
+        return -(-self.query_heads // tp) * (picked + entries)
+
+    def attention_flop(self, tokens: int, tp: int = 1) -> int:
+        """FLOP of the products q·k and p·v that belong to `scores`."""
+        return 2 * self.product_widths * self.scores(tokens, tp)
 
     def attention_parameters(self, d_model: int) -> int:
         """Parameters of the projections q, k, v and o, without biases, norms and indexers.

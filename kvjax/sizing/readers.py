@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from kvjax.sizing.config import ConfigSource, Fields, read_config
 from kvjax.sizing.families import READERS, WRAPPERS
+from kvjax.sizing.families.wrapper import Part
 from kvjax.sizing.spec import ModelSpec
-from kvjax.sizing.weights import count_weights
+from kvjax.sizing.weights.count import count_weights
 
 
 def load(source: ConfigSource) -> ModelSpec:
@@ -19,14 +20,18 @@ def load(source: ConfigSource) -> ModelSpec:
         FileNotFoundError: there is no such file.
         ValueError: names the field, what was given and what is accepted.
     """
-    config = read_config(source)
-    outer = model_type = _known(config.get("model_type"))
+    part = Part(read_config(source), None, nested=False)
+    outer = model_type = _known(part.config.get("model_type"))
+    tied: object = None  # the outermost model that says so decides
+    own_sizes = True
     while model_type in WRAPPERS:
-        config = WRAPPERS[model_type].unwrap(config, model_type)
-        model_type = _known(config["model_type"])
-    fields = Fields(config, model_type, nested=model_type != outer)
+        own_sizes = own_sizes and not WRAPPERS[model_type].default
+        tied = part.config.get("tie_word_embeddings") if tied is None else tied
+        part = WRAPPERS[model_type].unwrap(part.config, model_type)
+        model_type = _known(part.model_type)
+    fields = Fields(part.config, model_type, nested=part.nested)
     spec = READERS[model_type].read(fields)
-    return replace(spec, model_type=outer, weights=count_weights(fields, spec))
+    return replace(spec, model_type=outer, weights=count_weights(fields, spec, tied, own_sizes))
 
 
 def _known(model_type: object) -> str:
@@ -34,8 +39,8 @@ def _known(model_type: object) -> str:
     if isinstance(model_type, str) and (model_type in READERS or model_type in WRAPPERS):
         return model_type
     known = [*READERS, *WRAPPERS]
-    alike = difflib.get_close_matches(str(model_type), known, n=5, cutoff=0.5)
+    alike = difflib.get_close_matches(model_type, known) if isinstance(model_type, str) else []
     raise ValueError(
-        f"model_type: got {model_type!r}; accepted: one of {len(known)} families "
-        f"(kvjax.sizing.READERS){', such as ' + ', '.join(alike) if alike else ''}"
+        f"model_type: got {model_type!r}; accepted: one of {len(known)} families (kvjax.sizing."
+        f"READERS and WRAPPERS){', such as ' + ', '.join(alike) if alike else ''}"
     )

@@ -1,51 +1,53 @@
-"""One model's figures as plain data, for tables and JSON."""
+"""One model's figures as plain data, for tables, plots and JSON."""
 
 import math
-from typing import Any
+from dataclasses import asdict
+from typing import Any, Unpack
 
 from kvjax.sizing import chips, codecs
+from kvjax.sizing.account import Placement
+from kvjax.sizing.layer import LayerSpec
 from kvjax.sizing.roofline import Chip
-from kvjax.sizing.spec import ModelSpec
+from kvjax.sizing.spec import ModelSpec, Placing
 
 _WEIGHT_BYTES = 2  # bf16 and f16, the dtypes in which weights are published
 
 
 def report(
-    spec: ModelSpec, tokens: int, batch: int = 1, codec: str = "bf16", chip: str | None = None
+    spec: ModelSpec,
+    tokens: int,
+    batch: int = 1,
+    codec: str = "bf16",
+    chip: str | None = None,
+    **placing: Unpack[Placing],
 ) -> dict[str, Any]:
     """What `spec` costs for `batch` sequences of `tokens` tokens, units in the names.
 
     A figure that has no limit (tokens that fit, where every layer has a window) is None; so are
-    those of the weights where they are not known. `weight_bytes` and what follows from it are at
-    two bytes a parameter. `on_chip` is there where a chip is named.
+    those of the weights where they are not known, and the intensity where nothing attends.
+    `weight_bytes` and what follows from it are at two bytes a parameter. `on_chip` is there where
+    a chip is named.
     """
-    encoding = codecs.codec(codec)
-    cache = spec.cache_bytes(tokens, batch, encoding)
+    encoding, placement = codecs.codec(codec), Placement(**placing)
+    cache = spec.cache_bytes(tokens, batch, encoding, **placing)
     figures: dict[str, Any] = {
         "model_type": spec.model_type,
-        "layers": [
-            {
-                "count": count,
-                "kind": layer.kind,
-                "query_heads": layer.query_heads,
-                "kv_heads": layer.kv_heads,
-                "key_dim": layer.key_dim,
-                "value_dim": layer.value_dim,
-                "window": layer.window,
-            }
-            for layer, count in spec.layer_counts()
-        ],
+        "layers": [_layer(layer, count) for layer, count in spec.layer_counts()],
         "codec": encoding.name,
         "tokens": tokens,
         "batch": batch,
-        "definition": "kvjax",
-        "bytes_per_token": spec.bytes_per_token(encoding),
+        **asdict(placement),
+        "bytes_per_token": spec.bytes_per_token(encoding, tp=placement.tp),
+        "bytes_per_token_at_length": spec.bytes_per_token(encoding, at=tokens, tp=placement.tp),
         "ideal_bytes": cache.ideal,
         "allocated_bytes": cache.allocated,
         "read_per_step_bytes": cache.read_per_step,
         "state_bytes": cache.state,
         "table_bytes": cache.tables,
-        "intensity_flop_per_byte": spec.intensity(encoding, at=max(tokens, 1)),
+        "total_bytes": cache.total,
+        "intensity_flop_per_byte": spec.intensity(encoding, at=max(tokens, 1))
+        if cache.read_per_step
+        else None,
         "attention_parameters": spec.attention_parameters,
         "parameters": None,
         "weight_bytes": None,
@@ -55,11 +57,20 @@ def report(
         weight_bytes = spec.parameters * _WEIGHT_BYTES
         figures["parameters"] = spec.parameters
         figures["weight_bytes"] = weight_bytes
-        crossover = spec.tokens_that_fit(weight_bytes, batch, encoding)
+        crossover = spec.tokens_that_fit(weight_bytes, batch, encoding, **placing)
         figures["tokens_where_cache_equals_weights"] = _finite(crossover)
     if chip is not None:
         figures["on_chip"] = _on_chip(spec, tokens, batch, encoding, chips.chip(chip))
     return figures
+
+
+def _layer(layer: LayerSpec, count: int) -> dict[str, Any]:
+    """What a kind of layer keeps; fields that do not apply to it are left out."""
+    figures = {name: value for name, value in asdict(layer).items() if value not in (0, None, ())}
+    figures.pop("hf", None)
+    if layer.kind != "state":
+        figures["window"] = layer.window
+    return {"count": count, **figures}
 
 
 def _on_chip(

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import NotRequired, TypedDict, Unpack
 
 from kvjax.sizing import chips, codecs
@@ -11,8 +11,8 @@ from kvjax.sizing.account import CacheBytes, LayerAccount, Placement
 from kvjax.sizing.checks import whole
 from kvjax.sizing.codecs import CodecSpec
 from kvjax.sizing.layer import LayerSpec
-from kvjax.sizing.roofline import Chip, DecodeFloor, decode_floor
-from kvjax.sizing.weights import Weights
+from kvjax.sizing.roofline import SOFTMAX_FLOP, Chip, DecodeFloor, Work, decode_floor
+from kvjax.sizing.weights import Precision, Weights, precisions
 
 
 class Placing(TypedDict):
@@ -219,33 +219,87 @@ class ModelSpec:
         *,
         weight_bytes: float | None = None,
         codec: str | CodecSpec = "bf16",
-        weight_codec: str | CodecSpec = "bf16",
+        weight_codec: str | Precision = "bf16",
+        products: str = "matrix",
+        tp: int = 1,
+        source_tokens: int = 0,
     ) -> DecodeFloor:
         """The least seconds of a step that decodes one token for each of `batch` sequences.
 
-        Counted are one read of the weights and of the cache, two FLOP a weight and sequence, and
-        attention's products, all in bf16; activations and launches are not.
+        Counted are one read of the weights, of the cache and of the states, which are written back
+        as well; two FLOP a weight and sequence that it is multiplied with; attention's products;
+        and softmax's own work and exponentials, one for each score. Products are in bf16 on the
+        matrix units, in f32 outside them, whatever the codecs. Not counted are activations,
+        launches, the work of an index or of a recurrence, and what shards send each other.
 
         Args:
             chip: a name in `CHIPS`, or a Chip.
             tokens: tokens each sequence holds, the newest included.
             batch: B.
-            weight_bytes: bytes of the weights that a step reads; None to take `parameters_read`.
+            weight_bytes: bytes of the weights that a step reads, all of which every sequence is
+                multiplied with; None to count them: of a mixture of experts those that `batch`
+                tokens are expected to need are read, and each token multiplied with its own.
             codec: codec of the cache.
-            weight_codec: how weights are stored; tells how many there are in `weight_bytes`.
+            weight_codec: how weights are stored, a name in `WEIGHT_PRECISIONS`; tells how many
+                there are in `weight_bytes`.
+            products: what computes attention's q·k and p·v: "matrix" units, or "vector" units.
+            tp: shards; the floor is that of one of them, with the weights cut evenly and the cache
+                and heads as in `cache_bytes`.
+            source_tokens: tokens of the source that cross-attention layers attend to.
+
+        Raises:
+            ValueError: names the argument, what was given and what is accepted.
         """
-        read = self.cache_bytes(tokens, batch, codec).read_per_step
-        weight_size = codecs.codec(weight_codec).itemsize
-        if weight_bytes is None:
-            weight_bytes = self.parameters_read * weight_size
-        if not weight_bytes >= 0:
-            raise ValueError(f"weight_bytes: got {weight_bytes!r}; accepted: 0 or more")
-        flop = 2 * batch * weight_bytes / weight_size + batch * self.attention_flop(tokens)
-        return decode_floor(chips.chip(chip), weight_bytes + read, flop)
+        if products not in ("matrix", "vector"):
+            raise ValueError(f"products: got {products!r}; accepted: 'matrix', 'vector'")
+        encoding = codecs.codec(codec)
+        cache = self.cache_bytes(tokens, batch, encoding, tp=tp, source_tokens=source_tokens)
+        states = batch * sum(
+            state.nbytes(encoding.activation_itemsize, tp)
+            for layer in self.layers
+            for state in layer.states
+        )
+        read, multiplied = self._step_weights(
+            batch, weight_bytes, precisions.precision(weight_codec)
+        )
+        attention = batch * self.attention_flop(tokens, source_tokens, tp)
+        scores = batch * self.scores(tokens, source_tokens, tp)
+        on_matrix_units = products == "matrix"
+        work = Work(
+            memory_bytes=read / tp + cache.read_per_step + 2 * states,
+            matrix_flop=2 * batch * multiplied / tp + (attention if on_matrix_units else 0),
+            vector_flop=SOFTMAX_FLOP * scores + (0 if on_matrix_units else attention),
+            exponentials=scores,
+        )
+        return decode_floor(chips.chip(chip), work)
+
+    def expanded(self) -> "ModelSpec":
+        """The model with K and V of all N heads in each layer that keeps a latent.
+
+        That is how MLA attends where it is not absorbed (DeepSeek-AI 2024, section 2.1.2): H and HV
+        as in the layers, with the rope key repeated for every head. Index keys and windows stay. It
+        is for its cache and products: its projections count as plain ones.
+        """
+        layers = (
+            replace(
+                layer,
+                kind="attention",
+                kv_heads=layer.query_heads,
+                latent_rank=0,
+                rope_dim=0,
+                hf=None,
+            )
+            if layer.kind == "latent"
+            else layer
+            for layer in self.layers
+        )
+        return replace(self, layers=tuple(layers))
 
     @property
     def attention_parameters(self) -> int:
         """Parameters of the attention projections of all layers, without biases."""
+        if self.weights is not None and self.weights.projections is not None:
+            return self.weights.projections
         return sum(layer.attention_parameters(self.d_model) for layer in self.layers)
 
     @property
@@ -258,18 +312,45 @@ class ModelSpec:
         return self.attention_parameters + self._known_weights.total
 
     @property
-    def parameters_read(self) -> int:
-        """Parameters that a decode step reads: all but the tables of which it takes single rows."""
-        return self.parameters - self._known_weights.lookup
+    def parameters_active(self) -> int:
+        """Parameters that one token is multiplied with: of routed experts, those it is sent to."""
+        return self.attention_parameters + self._known_weights.active
+
+    def parameters_read(self, batch: int = 1) -> int:
+        """Parameters that a step which decodes `batch` tokens reads.
+
+        All but the tables of which it takes single rows, and the routed experts that it is not
+        expected to need (`Experts.read`).
+        """
+        return self.attention_parameters + self._known_weights.read(whole("batch", batch))
+
+    def weight_bytes(self, precision: str | Precision = "bf16") -> int:
+        """Bytes of all weights, stored as a name in `WEIGHT_PRECISIONS` says."""
+        known = self._known_weights
+        stored = precisions.precision(precision)
+        return stored.nbytes(known, self.attention_parameters, known.routed, known.lookup)
+
+    def weight_bytes_read(self, batch: int = 1, precision: str | Precision = "bf16") -> int:
+        """Bytes of the weights that a step which decodes `batch` tokens reads."""
+        known, stored = self._known_weights, precisions.precision(precision)
+        experts = known.routed_read(whole("batch", batch))
+        return stored.nbytes(known, self.attention_parameters, experts, 0)
 
     def layer_counts(self) -> list[tuple[LayerSpec, int]]:
         """The different layers, in order of appearance, and how many there are of each."""
         return list(Counter(self.layers).items())
 
-    def attention_flop(self, tokens: int, source_tokens: int = 0) -> int:
-        """FLOP of one sequence's decode attention over all layers: q·k and p·v."""
+    def attention_flop(self, tokens: int, source_tokens: int = 0, tp: int = 1) -> int:
+        """FLOP of one sequence's decode attention over all layers: q·k and p·v, on one shard."""
         return sum(
-            layer.attention_flop(source_tokens if layer.cross else tokens) for layer in self.layers
+            layer.attention_flop(_attended(layer, tokens, source_tokens), tp)
+            for layer in self.layers
+        )
+
+    def scores(self, tokens: int, source_tokens: int = 0, tp: int = 1) -> int:
+        """Scores of one sequence's decode attention over all layers, on one of `tp` shards."""
+        return sum(
+            layer.scores(_attended(layer, tokens, source_tokens), tp) for layer in self.layers
         )
 
     @property
@@ -281,6 +362,16 @@ class ModelSpec:
             )
         return self.weights
 
+    def _step_weights(
+        self, batch: int, nbytes: float | None, stored: Precision
+    ) -> tuple[float, float]:
+        """Bytes of weights that a step reads, and weights that each of its tokens multiplies."""
+        if nbytes is None:
+            return self.weight_bytes_read(batch, stored), self.parameters_active
+        if not nbytes >= 0:
+            raise ValueError(f"weight_bytes: got {nbytes!r}; accepted: 0 or more")
+        return nbytes, nbytes / stored.itemsize
+
     def _stage_bytes(
         self, stage: range, lengths: Mapping[int, int], codec: CodecSpec, placement: Placement
     ) -> CacheBytes:
@@ -288,7 +379,7 @@ class ModelSpec:
         totals = [0] * len(fields(CacheBytes))
         for layer, count in Counter(self.layers[index] for index in stage).items():
             for length, sequences in lengths.items():
-                rows = placement.source_tokens if layer.cross else length
+                rows = _attended(layer, length, placement.source_tokens)
                 cost = LayerAccount(layer, rows, codec, placement).bytes()
                 for position, f in enumerate(fields(CacheBytes)):
                     totals[position] += count * sequences * getattr(cost, f.name)
@@ -316,12 +407,20 @@ class ModelSpec:
                 f"{len(self.layers)} layers that keeps its own records"
             )
         kept = self.layers[producer]
-        for name in ("kind", "kv_heads", "key_dim", "value_dim", "window", "chunk"):
+        for name in (
+            *("kind", "kv_heads", "key_dim", "value_dim", "latent_rank", "rope_dim"),
+            *("window", "chunk"),
+        ):
             if getattr(layer, name) != getattr(kept, name):
                 raise ValueError(
                     f"layers[{index}].{name}: got {getattr(layer, name)}; accepted: "
                     f"{getattr(kept, name)}, as in layer {producer} whose records it reads"
                 )
+
+
+def _attended(layer: LayerSpec, tokens: int, source_tokens: int) -> int:
+    """Records that the layer attends to: of the sequence and what precedes it, or of its source."""
+    return source_tokens if layer.cross else tokens + layer.prompt
 
 
 def _lengths(tokens: int, batch: Batch, dp: int) -> Counter[int]:

@@ -45,6 +45,9 @@ class Pool:
         overlap: whether neighbouring entries share tokens.
         top: entries that one query reads; None for all.
         gate_itemsize: bytes of a kept gate of the previous entry; None for that of activations.
+        gated: whether tokens wait with a gate; entries are plain means otherwise.
+        index: whether an index scores the entries to pick from the others; no query attends to
+            them.
     """
 
     ratio: int
@@ -52,6 +55,8 @@ class Pool:
     overlap: bool = False
     top: int | None = None
     gate_itemsize: int | None = None
+    gated: bool = True
+    index: bool = False
 
     def entries(self, tokens: int) -> int:
         """Entries that `tokens` tokens fill."""
@@ -64,7 +69,8 @@ class Pool:
 
     def waiting_bytes(self, waiting: int, activation_itemsize: int) -> int:
         """Bytes of the pairs of `waiting` tokens."""
-        return waiting * self.width * (2 if self.overlap else 1) * 2 * activation_itemsize
+        kept = (2 if self.overlap else 1) * (2 if self.gated else 1)
+        return waiting * self.width * kept * activation_itemsize
 
     def previous_bytes(self, activation_itemsize: int) -> int:
         """Bytes of the pairs kept of the last full entry."""

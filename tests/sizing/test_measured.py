@@ -19,7 +19,9 @@ FAMILIES = json.loads((HERE / "hf_families.json").read_text())
 
 
 def by_name(records: list[dict]) -> list:
-    return [pytest.param(record, id=record.get("name", record.get("model_type"))) for record in records]
+    return [
+        pytest.param(record, id=record.get("name", record.get("model_type"))) for record in records
+    ]
 
 
 def check_tiny(record: dict) -> None:
@@ -40,7 +42,11 @@ def check_tiny(record: dict) -> None:
             assert found.state == measured[f"state_bytes_{when}"], (codec, when)
     if record["static_kv_bytes"] is not None:
         found = spec.cache_bytes(
-            record["static_max_cache_len"], record["batch"], "f32", definition="hf-static"
+            record["static_max_cache_len"],
+            record["batch"],
+            "f32",
+            source_tokens=record.get("source_tokens") or 0,
+            definition="hf-static",
         )
         assert found.allocated == record["static_kv_bytes"]
         assert found.state == record["static_state_bytes"]
@@ -71,6 +77,8 @@ def test_more_families(record):
 @pytest.mark.parametrize("record", by_name(FAMILIES["defaults"]))
 def test_defaults_of_families(record):
     spec = sizing.load(record["config"])
-    found = spec.cache_bytes(record["T"], definition="hf-dynamic")
+    found = spec.cache_bytes(
+        record["T"], source_tokens=record.get("source_tokens") or 0, definition="hf-dynamic"
+    )
     assert found.allocated == record["kv_bytes"]
     assert found.state == record["state_bytes"]

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from kvjax.sizing import CHIPS, CODECS, LayerSpec, ModelSpec, State, codec, state_layer
+from kvjax.sizing import CHIPS, CODECS, LayerSpec, ModelSpec, Pool, State, codec, state_layer
 
 GIB = 2**30
 
@@ -146,8 +146,8 @@ def test_weights_cost_two_flop_each_and_are_read_once():
     assert small.ceilings["memory"] == large.ceilings["memory"]
     assert large.binds == "matrix"
     assert large.seconds == pytest.approx(2 * 1000 * 989.5e9 / 2 / 989.5e12)
-    in_fp8 = spec.decode_floor("H200", 0, 1000, weight_bytes=989.5e9, weight_codec="fp8")
-    assert in_fp8.seconds == pytest.approx(2 * large.seconds)
+    in_int8 = spec.decode_floor("H200", 0, 1000, weight_bytes=989.5e9, weight_codec="int8")
+    assert in_int8.seconds == pytest.approx(2 * large.seconds)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +171,7 @@ def test_casts(spelling, name, itemsize):
 SPEC = plain(2, 8, 2)
 SLIDING = plain(2, 8, 2, window=4)
 CROSS = plain(1, 1, 1, 16, cross=True)
+POOLED = plain(1, 1, 1, 16, pools=(Pool(4, 8),))
 MAMBA = ModelSpec("test", 64, (state_layer(State("recurrent", 8)),))
 
 
@@ -196,6 +197,10 @@ MAMBA = ModelSpec("test", 64, (state_layer(State("recurrent", 8)),))
         (
             lambda: SPEC.cache_bytes(1, codec="int8", definition="hf-dynamic"),
             "codec: got 'int8' with definition 'hf-dynamic'; accepted: f32, bf16, f16",
+        ),
+        (
+            lambda: POOLED.cache_bytes(1, definition="hf-static"),
+            "definition: got 'hf-static'; accepted for layers with compressed pools: kvjax, hf-d",
         ),
         (lambda: SPEC.cache_bytes(1, pp=3), "pp: got 3 for 2 layers"),
         (lambda: SPEC.cache_bytes(1, dp=0), "dp: got 0"),

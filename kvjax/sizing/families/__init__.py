@@ -6,23 +6,37 @@ tables: names of fields, what the family's class takes where one is absent or nu
 its layers.
 """
 
-from kvjax.sizing.families.family import Reader
 from kvjax.sizing.families import (
+    bert,
     encoder_decoder,
+    gemma,
+    gpt,
     hybrid,
     latent,
+    loops,
+    multimodal,
+    patterns,
     plain,
     remote,
+    uneven,
     windowed,
     wrappers,
 )
+from kvjax.sizing.families.family import Reader
 
 READERS: dict[str, Reader] = {
     **plain.FAMILIES,
+    **gpt.FAMILIES,
+    **bert.FAMILIES,
     **windowed.FAMILIES,
+    **patterns.FAMILIES,
+    **uneven.FAMILIES,
+    **gemma.FAMILIES,
+    **loops.FAMILIES,
     **latent.FAMILIES,
     **hybrid.FAMILIES,
     **encoder_decoder.FAMILIES,
+    **multimodal.FAMILIES,
     **remote.FAMILIES,
 }
 

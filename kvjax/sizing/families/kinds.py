@@ -1,5 +1,7 @@
 """Rules that say of which kind each layer is."""
 
+from collections.abc import Callable
+
 from kvjax.sizing.config import Count, Fields, Flag
 from kvjax.sizing.families.family import FULL, SLIDING, Kinds
 
@@ -85,3 +87,38 @@ def late_windows(absent_full: int = 28) -> Kinds:
 def _window_used(fields: Fields) -> bool:
     use = fields.flag(Flag("use_sliding_window", False))
     return fields.get("sliding_window", 4096) is not None and use
+
+
+def full_where(test: Callable[[int, int], bool], common: str = SLIDING, rare: str = FULL) -> Kinds:
+    """Kind `rare` for the layers whose index, with the depth, passes the test."""
+    return lambda fields, depth: tuple(
+        rare if test(index, depth) else common for index in range(depth)
+    )
+
+
+def if_used(absent: int | None = None) -> Kinds:
+    """A window in all layers where `use_sliding_window` is set and `sliding_window` is not null.
+
+    Args:
+        absent: `sliding_window` where the config lacks it.
+    """
+
+    def read(fields: Fields, depth: int) -> tuple[str, ...]:
+        used = fields.flag(Flag("use_sliding_window", False))
+        kind = SLIDING if used and fields.get("sliding_window", absent) is not None else FULL
+        return (kind,) * depth
+
+    return read
+
+
+def rotating(fields: Fields, depth: int) -> tuple[bool, ...]:
+    """Which layers rotate their queries and keys: by a list, or all but every n-th."""
+    given = fields.get("no_rope_layers")
+    if not given:
+        step = fields.number("no_rope_layer_interval", 4, 1)
+        return tuple(bool((index + 1) % step) for index in range(depth))
+    if not isinstance(given, list) or len(given) != depth:
+        raise ValueError(
+            f"no_rope_layers: got {given!r}; accepted: 0 or 1 for each of {depth} layers"
+        )
+    return tuple(bool(rotates) for rotates in given)

@@ -1,0 +1,28 @@
+"""The parameters of each family, one table for each kind of family."""
+
+from kvjax.sizing.weights.rules import WeightRules
+from kvjax.sizing.weights.tables import (
+    compressed,
+    dense,
+    experts,
+    gemma,
+    gpt,
+    hybrid,
+    latent,
+    recurrent,
+    remote,
+)
+
+RULES: dict[str, WeightRules] = {
+    **dense.RULES,
+    **gpt.RULES,
+    **experts.RULES,
+    **latent.RULES,
+    **hybrid.RULES,
+    **gemma.RULES,
+    **compressed.RULES,
+    **remote.RULES,
+    **recurrent.RULES,
+}
+
+__all__ = ["RULES"]

@@ -1,0 +1,390 @@
+"""Which fields make a tiny model of every family, for measure_hf_caches.py.
+
+A field whose value is `...` is left to its default.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Given to every config that has the field, unless its default is None.
+TINY: dict[str, Any] = {
+    "vocab_size": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_size": 64,
+    "d_model": 64,
+    "n_embd": 64,
+    "num_hidden_layers": 4,
+    "num_layers": 4,
+    "n_layer": 4,
+    "n_layers": 4,
+    "decoder_layers": 2,
+    "encoder_layers": 2,
+    "num_decoder_layers": 2,
+    "num_encoder_layers": 2,
+    "num_attention_heads": 4,
+    "num_heads": 4,
+    "n_head": 4,
+    "n_heads": 4,
+    "attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "d_kv": 24,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "shared_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "ffn_dim": 96,
+    "ffn_hidden_size": 96,
+    "n_inner": 96,
+    "d_ff": 96,
+    "decoder_ffn_dim": 96,
+    "encoder_ffn_dim": 96,
+    "max_position_embeddings": 512,
+    "n_positions": 512,
+    "max_target_positions": 512,
+    "max_source_positions": 512,
+    "sliding_window": 8,
+    "sliding_window_size": 8,
+    "attention_window_size": 8,
+    "local_attention": 8,
+    "attention_chunk_size": 8,
+    "window_size": 8,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+    "index_head_dim": 16,
+    "index_n_heads": 2,
+    "index_topk": 8,
+    "n_routed_experts": 4,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "moe_num_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "num_expert_group": 1,
+    "num_experts_per_token": 2,
+    "num_shared_experts": 1,
+    "model_max_length": 512,
+    "topk_group": 1,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_head_dim": 8,
+    "linear_num_heads": 4,
+    "mamba_d_state": 8,
+    "mamba_d_head": 16,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 8,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 8,
+    "state_size": 8,
+    "time_step_rank": 4,
+    "n_groups": 2,
+    "chunk_size": 8,
+    "block_size": 8,
+    "out_hidden_size": 64,
+    "expert_ffn_hidden_size": 32,
+    "moe_topk": 2,
+    "zero_expert_num": 2,
+    "moe_hidden_size": 64,
+    "moe_shared_expert_intermediate_size": 32,
+    "shared_experts_intermediate_size": 32,
+    "text_hidden_size": 64,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 1,
+    "swa_head_dim": 16,
+}
+
+MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+
+# Over TINY, by model type; a sub-config of that type gets them too.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 24,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 4,
+    },
+    "paddleocr_vl_text": {"rope_parameters": {**MROPE, "mrope_section": [4, 4, 4]}},
+    "kosmos_2_5_text_model": {"layers": 4, "embed_dim": 64},
+    "kosmos_2_text_model": {"layers": 4, "embed_dim": 64},
+    "inkling2_text": {"unpadded_vocab_size": 120},
+    "inkling2_loop_text": {
+        "num_hidden_layers": 10,
+        "n_layers_per_attn_res_block": 2,
+        "loop_layer_index_start": 2,
+        "loop_layer_index_end": 6,
+        "unpadded_vocab_size": 120,
+    },
+    "hy_v4_vl_text": {"rope_parameters": {**MROPE, "mrope_section": [2, 1, 1]}},
+    "diffusion_gemma_text": {
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+        "global_head_dim": 32,
+    },
+    "deepseek_ocr2_text": {"num_experts_per_tok": 2, "mlp_layer_types": ["dense", "sparse"] * 2},
+    "cosmos3_edge_text": {"rope_parameters": {**MROPE, "mrope_section": [4, 4, 4]}},
+    "apertus1p5": {"audio_config": {"codebook_dim": 64}, "text_config": {"vocab_size": 266752}},
+    "ernie4_5_vl_moe_text": {
+        "moe_intermediate_size": [32, 32],
+        "moe_k": 2,
+        "rope_parameters": {**MROPE, "mrope_section": [3, 3, 2]},
+    },
+    "chameleon": {"vocabulary_map": {"<image>": 5}, "vq_config": ...},
+    "pix2struct_text_model": {"d_kv": 16},
+    "pocket_tts": {"flow_head_config": {"condition_dim": 64}},
+    "gradium_phonon_tts": {"flow_head_config": {"condition_dim": 64}},
+    "csm": {"codec_config": ...},
+    "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
+    "molmo2": {"vision_config": {"num_hidden_layers": 25}},
+    "dia_decoder": {
+        "cross_hidden_size": 64,
+        "cross_num_attention_heads": 4,
+        "cross_num_key_value_heads": 4,
+        "cross_head_dim": 16,
+    },
+    "qwen2_5_omni_text": {"rope_parameters": MROPE},
+    "qwen2_5_vl_text": {"rope_parameters": MROPE},
+    "qwen2_vl_text": {"rope_parameters": MROPE},
+    "glm_ocr_text": {"rope_parameters": {**MROPE, "partial_rotary_factor": 1.0}, "head_dim": 16},
+    "glm4v_moe_text": {"rope_parameters": {**MROPE, "mrope_section": [1, 1, 2]}, "head_dim": 16},
+    "glm4v_text": {"rope_parameters": MROPE},
+    "hunyuan_vl_text": {
+        "head_dim": 24,
+        "rope_parameters": {**MROPE, "mrope_section": [3, 3, 3, 3]},
+    },
+    "nemotron": {"head_dim": 24, "num_key_value_heads": 2},
+    "ministral": {"head_dim": 24},
+    "xlstm": {"hidden_size": 128},
+    "xmod": {"default_language": "en_XX"},
+    "bailing_hybrid": {"head_dim": 8, "num_key_value_heads": 4, "layer_group_size": 3},
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "blt_local_decoder": {"num_hidden_layers": 2},
+    "codegen": {"rotary_dim": 8},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "default", "rope_theta": 1e5},
+        },
+    },
+    "cpmant": {"dim_head": 24, "dim_ff": 96, "prompt_length": 8, "segment_types": 4},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0}},
+    "deepseek_v2": {"num_experts_per_tok": 2, "topk_method": "greedy"},
+    "deepseek_v4": {
+        "num_key_value_heads": 1,
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+        "layer_types": [
+            "heavily_compressed_attention",
+            "compressed_sparse_attention",
+            "sliding_attention",
+            "compressed_sparse_attention",
+        ],
+        "partial_rotary_factor": 0.5,
+        "o_groups": 2,
+        "o_lora_rank": 16,
+        "head_dim": 16,
+        "hc_mult": 2,
+    },
+    "dory": {"num_hidden_layers": 8, "n_input_layers": 2, "n_output_layers": 2},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "dots3_note_text": {
+        "num_hidden_layers": 6,
+        "swa_num_attention_heads": 2,
+        "swa_num_key_value_heads": 2,
+        "swa_q_lora_rank": 32,
+        "swa_kv_lora_rank": 24,
+        "swa_head_dim": 16,
+        "swa_qk_nope_head_dim": 12,
+        "swa_v_head_dim": 16,
+    },
+    "dots3_note_vision_encoder": {
+        "pyramid_num_routed": [-1, 4, 4, 4],
+        "adapter_in_dim": 64,
+        "adapter_out_dim": 64,
+    },
+    "dots3_note_audio_encoder": {"adapter_input_size": 64, "adapter_out_dim": 64},
+    "encoder-decoder": {
+        "encoder": {"model_type": "bert"},
+        "decoder": {"model_type": "bert", "is_decoder": True, "add_cross_attention": True},
+    },
+    "speech-encoder-decoder": {
+        "encoder": {"model_type": "wav2vec2"},
+        "decoder": {"model_type": "bert", "is_decoder": True, "add_cross_attention": True},
+    },
+    "vision-encoder-decoder": {
+        "encoder": {"model_type": "vit"},
+        "decoder": {"model_type": "bert", "is_decoder": True, "add_cross_attention": True},
+    },
+    "ernie4_5_moe": {"moe_k": 2},
+    "falcon_h1": {"mamba_d_ssm": 128},
+    "falcon_mamba": {"intermediate_size": ...},
+    "fun_asr_nano": {"adaptor_config": {"intermediate_size": 16}},
+    "gemma3n_text": {
+        "num_hidden_layers": 10,
+        "num_kv_shared_layers": 3,
+        "intermediate_size": 96,
+        "vocab_size_per_layer_input": 128,
+        "hidden_size_per_layer_input": 16,
+        "laurel_rank": 8,
+    },
+    "gemma4_text": {
+        "num_hidden_layers": 8,
+        "num_kv_shared_layers": 2,
+        "global_head_dim": 32,
+        "vocab_size_per_layer_input": 128,
+        "hidden_size_per_layer_input": 16,
+    },
+    "gemma4_unified_text": {"global_head_dim": 32, "num_hidden_layers": 8},
+    "glm5_next_text": {
+        "qk_rope_head_dim": 0,
+        "index_kpool": 4,
+        "hc_mult": 2,
+        "num_hidden_layers": 8,
+    },
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "gptj": {"rotary_dim": 8},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "helium": {"head_dim": 16},
+    "hrm_text": {"num_hidden_layers": 2},
+    "hunyuan_v1_dense": {"head_dim": 24},
+    "hunyuan_v1_moe": {"head_dim": 24},
+    "kyutai_speech_to_text": {
+        "codebook_vocab_size": 64,
+        "audio_pad_token_id": 0,
+        "codec_config": ...,
+    },
+    "laguna": {
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "num_attention_heads_per_layer": [4, 6, 4, 6],
+    },
+    "lfm2": {"full_attn_idxs": [1, 3]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "longcat_flash": {"head_dim": 8, "num_layers": 2},
+    "mamba": {"intermediate_size": ...},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
+    "mllama_text_model": {"cross_attention_layers": [1, 3]},
+    "moonshine_streaming": {"num_key_value_heads": 4},
+    "nemo_speechlm": {"audio_config": ..., "word_timestamp_config": ...},
+    "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"] * 2},
+    "reformer": {
+        "is_decoder": True,
+        "attention_head_size": 16,
+        "attn_layers": ["local", "lsh", "local", "lsh"],
+        "axial_pos_embds": False,
+        "local_attn_chunk_length": 8,
+        "lsh_attn_chunk_length": 8,
+        "num_buckets": 4,
+    },
+    "idefics": {"use_resampler": True},
+    "step3p5": {
+        "sliding_window": 8,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "num_sliding_attention_heads": 6,
+    },
+    "zamba": {
+        "n_mamba_heads": 2,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+        "num_hidden_layers": 7,
+    },
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention"] * 2,
+        "num_hidden_layers": 6,
+        "mamba_ngroups": 2,
+        "num_key_value_heads": ...,
+        "num_mem_blocks": 2,
+    },
+    "zaya": {
+        "layer_types": ["hybrid", "hybrid_sliding"] * 2,
+        "sliding_window": 8,
+        "num_experts_per_tok": 1,
+        "router_hidden_size": 16,
+    },
+}
+
+# Encoder-decoder models of which the decoder alone is run.
+DECODER_ALONE: set[str] = {"musicgen", "musicgen_melody"}
+
+# Rows of token ids for each row of the batch: one for each codebook.
+ROWS: dict[str, int] = {"musicgen_decoder": 4, "musicgen_melody_decoder": 4}
+
+# Token ids of these have one more axis, of this length.
+CHANNELS: dict[str, int] = {"dia": 9, "kyutai_speech_to_text": 33}
+
+# Fed with all tokens so far at every step: these cut off by themselves what the cache holds.
+ALL_TOKENS: set[str] = {"cpmant"}
+
+# Records whose decoder attends to a source: the argument that gets it.
+CROSS: dict[str, str] = {
+    "idefics": "perceiver_embeddings",
+    "mllama/image": "cross_attention_states",
+    "musicgen": "encoder_hidden_states",
+    "trocr": "encoder_hidden_states",
+    "gpt2/cross": "encoder_hidden_states",
+    "bert/cross": "encoder_hidden_states",
+}
+
+# Takes zeros (1, 1, D) as this argument.
+VECTORS: dict[str, str] = {"voxtral_realtime_text": "t_cond"}
+
+# Tokens for the default model at full size, where 8192 is not possible or takes too long.
+DEFAULT_TOKENS: dict[str, int] = {"prophetnet": 256, "mpt": 2048, "zamba": 256}
+
+# States that live in modules instead of the cache: the attributes' names.
+MODULE_STATES: dict[str, tuple[str, ...]] = {
+    "recurrent_gemma": ("conv1d_state", "recurrent_states"),
+}
+
+# Not run at all, and why.
+SKIPPED: dict[str, str] = {
+    "speech-encoder-decoder (default)": "its parts must be named",
+    "vision-encoder-decoder (default)": "its parts must be named",
+    "encoder-decoder (default)": "its parts must be named",
+    "bark": "three decoders in a row, none of which is the family's",
+    "fastspeech2_conformer_with_hifigan": "does not decode token by token",
+    "gemma4_assistant": "reads the cache of the model that it drafts for, and keeps none",
+    "gemma4_unified_assistant": "reads the cache of the model that it drafts for, and keeps none",
+    "pi0": "takes states of a robot, not tokens",
+    "vits": "does not decode token by token",
+}
+
+# What a config of defaults states; every other field is left out.
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "d_model",
+    "n_embd",
+    "embed_dim",
+    "num_hidden_layers",
+    "num_layers",
+    "n_layer",
+    "n_layers",
+    "layers",
+    "encoder_layers",
+    "decoder_layers",
+    "num_encoder_layers",
+    "num_decoder_layers",
+    "num_attention_heads",
+    "num_heads",
+    "n_head",
+    "n_heads",
+    "attention_heads",
+    "encoder_attention_heads",
+    "decoder_attention_heads",
+    "num_encoder_attention_heads",
+    "num_decoder_attention_heads",
+)
