@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kvjax.sizing import ModelSpec
-from kvjax.sizing.spec import Placing
+from kvjax.sizing.placement import Placing
 
 _LONGEST = 2**20  # tokens, the longest context that models are published with
 

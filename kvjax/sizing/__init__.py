@@ -5,13 +5,14 @@ Only arithmetic, only the standard library. A model is a `ModelSpec`, a tuple of
 takes, layouts (`Dense`, `Ring`, `Paged`) how many slots a sequence takes.
 """
 
-from kvjax.sizing.account import DEFINITIONS, CacheBytes
+from kvjax.sizing.account import CacheBytes
 from kvjax.sizing.chips import CHIPS
 from kvjax.sizing.codecs import CODECS, CodecSpec, Kivi, Part, Scaled, Tiled, codec
 from kvjax.sizing.config import read_config
 from kvjax.sizing.families import READERS, WRAPPERS
 from kvjax.sizing.layer import LayerSpec, state_layer
 from kvjax.sizing.layouts import Dense, LayoutSpec, Paged, Ring
+from kvjax.sizing.placement import DEFINITIONS
 from kvjax.sizing.plan import Demand, Plan, Spread, batch_floors, plan
 from kvjax.sizing.readers import load
 from kvjax.sizing.report import report
@@ -26,8 +27,8 @@ __all__ = [
     "CODECS",
     "DEFINITIONS",
     "READERS",
-    "WRAPPERS",
     "WEIGHT_PRECISIONS",
+    "WRAPPERS",
     "CacheBytes",
     "Chip",
     "CodecSpec",

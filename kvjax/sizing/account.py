@@ -4,12 +4,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kvjax.sizing import hf_caches
-from kvjax.sizing.checks import whole
 from kvjax.sizing.codecs import CodecSpec, Part
 from kvjax.sizing.layer import LayerSpec
 from kvjax.sizing.layouts import LayoutSpec, layout_of
-
-DEFINITIONS = ("kvjax", *hf_caches.DEFINITIONS)
+from kvjax.sizing.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -38,45 +36,6 @@ class CacheBytes:
 
 
 @dataclass(frozen=True)
-class Placement:
-    """How a cache is laid out and spread over devices, and by whom; checked once.
-
-    The fields are the keyword arguments of `ModelSpec.cache_bytes`.
-    """
-
-    page_size: int | None = None
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    source_tokens: int = 0
-    in_flight: int = 1
-    ring_multiple: int = 1
-    definition: str = "kvjax"
-
-    def __post_init__(self) -> None:
-        for name in ("tp", "pp", "dp", "in_flight", "ring_multiple"):
-            whole(name, getattr(self, name))
-        whole("source_tokens", self.source_tokens, 0)
-        if self.page_size is not None:
-            whole("page_size", self.page_size)
-        if self.definition not in DEFINITIONS:
-            raise ValueError(
-                f"definition: got {self.definition!r}; accepted: {', '.join(DEFINITIONS)}"
-            )
-        ours = {"page_size": None, "in_flight": 1, "ring_multiple": 1}
-        for name, plain in ours.items():
-            if self.definition != "kvjax" and getattr(self, name) != plain:
-                raise ValueError(
-                    f"{name}: got {getattr(self, name)} with definition {self.definition!r}; "
-                    f"accepted: {plain}, since transformers' caches know no other"
-                )
-
-    def layout(self, layer: LayerSpec) -> LayoutSpec:
-        """The layout that holds the layer's records."""
-        return layout_of(layer.span, self.page_size, self.in_flight, self.ring_multiple)
-
-
-@dataclass(frozen=True)
 class LayerAccount:
     """The bytes of one sequence in one layer, on one of `placement.tp` shards.
 
@@ -94,8 +53,8 @@ class LayerAccount:
         shared, together = self.codec.tokens_sharing, self._layout.dies_together
         if self._parts and together is not None and together % shared:
             raise ValueError(
-                f"codec: got {self.codec.name!r}, whose scales are shared by {shared} tokens, for a "
-                f"{type(self._layout).__name__.lower()} layout that replaces {together} at a time; "
+                f"codec: got {self.codec.name!r}, whose scales are shared by {shared} tokens, for "
+                f"a {type(self._layout).__name__.lower()} layout that replaces {together} at a time; "
                 f"accepted: a multiple of {shared}, or a codec with scales of single tokens"
             )
 
@@ -133,7 +92,7 @@ class LayerAccount:
 
     @property
     def read(self) -> int:
-        """Bytes that one decode step reads; with an index, all index keys and the records picked."""
+        """Bytes that one decode step reads: of an index all keys, and the records it picks."""
         live = self._layout.live(self.tokens)
         top = self.layer.index_top
         picked = live if top is None else min(live, top)

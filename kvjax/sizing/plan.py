@@ -7,8 +7,9 @@ from typing import Any
 
 from kvjax.sizing import chips as known_chips
 from kvjax.sizing.checks import whole
+from kvjax.sizing.placement import Placing
 from kvjax.sizing.roofline import Chip, DecodeFloor
-from kvjax.sizing.spec import ModelSpec, Placing
+from kvjax.sizing.spec import ModelSpec
 
 # Beyond so many sequences the matrix units bind on every chip; a cache without a limit stops there.
 _MOST_SEQUENCES = 2**16

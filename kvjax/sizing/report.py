@@ -5,10 +5,10 @@ from dataclasses import asdict
 from typing import Any, Unpack
 
 from kvjax.sizing import chips, codecs
-from kvjax.sizing.account import Placement
 from kvjax.sizing.layer import LayerSpec
+from kvjax.sizing.placement import Placement, Placing
 from kvjax.sizing.roofline import Chip
-from kvjax.sizing.spec import ModelSpec, Placing
+from kvjax.sizing.spec import ModelSpec
 
 _WEIGHT_BYTES = 2  # bf16 and f16, the dtypes in which weights are published
 

@@ -2,33 +2,19 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import NotRequired, TypedDict, Unpack
+from typing import Unpack
 
-from kvjax.sizing import chips, codecs
-from kvjax.sizing.account import CacheBytes, LayerAccount, Placement
+from kvjax.sizing import capacity, chips, codecs
+from kvjax.sizing.account import CacheBytes, LayerAccount
 from kvjax.sizing.checks import whole
 from kvjax.sizing.codecs import CodecSpec
 from kvjax.sizing.layer import LayerSpec
-from kvjax.sizing.roofline import SOFTMAX_FLOP, Chip, DecodeFloor, Work, decode_floor
+from kvjax.sizing.placement import Batch, Placement, Placing, sequence_lengths, stages
+from kvjax.sizing.roofline import Chip, DecodeFloor, decode_floor
+from kvjax.sizing.step import step_work
 from kvjax.sizing.weights import Precision, Weights, precisions
-
-
-class Placing(TypedDict):
-    """Keyword arguments of `ModelSpec.cache_bytes` that say where and how a cache is kept."""
-
-    page_size: NotRequired[int | None]
-    tp: NotRequired[int]
-    pp: NotRequired[int]
-    dp: NotRequired[int]
-    source_tokens: NotRequired[int]
-    in_flight: NotRequired[int]
-    ring_multiple: NotRequired[int]
-    definition: NotRequired[str]
-
-
-type Batch = int | Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -85,9 +71,11 @@ class ModelSpec:
         """
         placement = Placement(**placing)
         encoding, tokens = codecs.codec(codec), whole("tokens", tokens, 0)
-        lengths = _lengths(tokens, batch, placement.dp)
-        stages = _stages(len(self.layers), placement.pp)
-        costs = [self._stage_bytes(stage, lengths, encoding, placement) for stage in stages]
+        lengths = sequence_lengths(tokens, batch, placement.dp)
+        costs = [
+            self._stage_bytes(stage, lengths, encoding, placement)
+            for stage in stages(len(self.layers), placement.pp)
+        ]
         return CacheBytes(
             *(max(getattr(cost, f.name) for cost in costs) for f in fields(CacheBytes))
         )
@@ -126,33 +114,7 @@ class ModelSpec:
             ValueError: not even an empty cache fits (cross-attention to a source, a residual
                 window), or an argument is none of those accepted.
         """
-        if not budget_bytes >= 0:
-            raise ValueError(f"budget_bytes: got {budget_bytes!r}; accepted: 0 or more")
-        if budget_bytes == math.inf:
-            return math.inf
-
-        def allocated(tokens: int) -> int:
-            return self.cache_bytes(tokens, batch, codec, **placing).allocated
-
-        if allocated(0) > budget_bytes:
-            raise ValueError(
-                f"budget_bytes: got {budget_bytes}; accepted: at least {allocated(0)}, which the "
-                "source of the cross-attention takes before the first token"
-            )
-        settled = self._settled(batch, codecs.codec(codec), Placement(**placing))
-        too_long = 1
-        while allocated(too_long) <= budget_bytes:
-            if too_long >= settled and allocated(2 * too_long) == allocated(too_long):
-                return math.inf
-            too_long *= 2
-        fits = 0
-        while too_long - fits > 1:
-            middle = (fits + too_long) // 2
-            if allocated(middle) <= budget_bytes:
-                fits = middle
-            else:
-                too_long = middle
-        return fits
+        return capacity.tokens_that_fit(self, budget_bytes, batch, codec, **placing)
 
     def sequences_that_fit(
         self,
@@ -172,18 +134,7 @@ class ModelSpec:
         Returns:
             An int; math.inf where a sequence costs nothing.
         """
-        if not budget_bytes >= 0:
-            raise ValueError(f"budget_bytes: got {budget_bytes!r}; accepted: 0 or more")
-        mix = tokens if isinstance(tokens, Mapping) else {tokens: 1.0}
-        if not mix or min(mix.values()) < 0 or not sum(mix.values()) > 0:
-            raise ValueError(f"tokens: got {mix!r}; accepted: weights of 0 or more, not all 0")
-        cost = sum(
-            weight * self.cache_bytes(length, 1, codec, **placing).total
-            for length, weight in mix.items()
-        ) / sum(mix.values())
-        if budget_bytes == math.inf or cost == 0:
-            return math.inf
-        return math.floor(budget_bytes / cost)
+        return capacity.sequences_that_fit(self, budget_bytes, tokens, codec, **placing)
 
     def intensity(self, codec: str | CodecSpec = "bf16", *, at: int | None = None) -> float:
         """FLOP/B of decode attention: products of the new token over cache bytes read.
@@ -250,26 +201,16 @@ class ModelSpec:
         Raises:
             ValueError: names the argument, what was given and what is accepted.
         """
-        if products not in ("matrix", "vector"):
-            raise ValueError(f"products: got {products!r}; accepted: 'matrix', 'vector'")
-        encoding = codecs.codec(codec)
-        cache = self.cache_bytes(tokens, batch, encoding, tp=tp, source_tokens=source_tokens)
-        states = batch * sum(
-            state.nbytes(encoding.activation_itemsize, tp)
-            for layer in self.layers
-            for state in layer.states
-        )
-        read, multiplied = self._step_weights(
-            batch, weight_bytes, precisions.precision(weight_codec)
-        )
-        attention = batch * self.attention_flop(tokens, source_tokens, tp)
-        scores = batch * self.scores(tokens, source_tokens, tp)
-        on_matrix_units = products == "matrix"
-        work = Work(
-            memory_bytes=read / tp + cache.read_per_step + 2 * states,
-            matrix_flop=2 * batch * multiplied / tp + (attention if on_matrix_units else 0),
-            vector_flop=SOFTMAX_FLOP * scores + (0 if on_matrix_units else attention),
-            exponentials=scores,
+        work = step_work(
+            self,
+            tokens,
+            batch,
+            weight_bytes=weight_bytes,
+            codec=codecs.codec(codec),
+            precision=precisions.precision(weight_codec),
+            products=products,
+            tp=tp,
+            source_tokens=source_tokens,
         )
         return decode_floor(chips.chip(chip), work)
 
@@ -362,16 +303,6 @@ class ModelSpec:
             )
         return self.weights
 
-    def _step_weights(
-        self, batch: int, nbytes: float | None, stored: Precision
-    ) -> tuple[float, float]:
-        """Bytes of weights that a step reads, and weights that each of its tokens multiplies."""
-        if nbytes is None:
-            return self.weight_bytes_read(batch, stored), self.parameters_active
-        if not nbytes >= 0:
-            raise ValueError(f"weight_bytes: got {nbytes!r}; accepted: 0 or more")
-        return nbytes, nbytes / stored.itemsize
-
     def _stage_bytes(
         self, stage: range, lengths: Mapping[int, int], codec: CodecSpec, placement: Placement
     ) -> CacheBytes:
@@ -386,16 +317,6 @@ class ModelSpec:
             constants = LayerAccount(layer, 0, codec, placement).constants
             totals[-1] += count * constants
         return CacheBytes(*totals)
-
-    def _settled(self, batch: Batch, codec: CodecSpec, placement: Placement) -> int:
-        """A length from which a cache that does not grow when it doubles never grows again."""
-        spans = max((layer.span or 0 for layer in self.layers), default=0)
-        ratios = max((pool.ratio for layer in self.layers for pool in layer.pools), default=1)
-        page = (placement.page_size or 1) * ratios
-        ring = spans + placement.in_flight + placement.ring_multiple
-        shortest = 1.0 if isinstance(batch, int) else min(batch)
-        length = ring + 2 * page + codec.tokens_kept_exact + codec.tokens_sharing
-        return math.ceil(length / shortest) if shortest > 0 else length
 
     def _check_sharing(self, index: int, layer: LayerSpec) -> None:
         if layer.shares_with is None:
@@ -421,24 +342,3 @@ class ModelSpec:
 def _attended(layer: LayerSpec, tokens: int, source_tokens: int) -> int:
     """Records that the layer attends to: of the sequence and what precedes it, or of its source."""
     return source_tokens if layer.cross else tokens + layer.prompt
-
-
-def _lengths(tokens: int, batch: Batch, dp: int) -> Counter[int]:
-    """How many sequences of each length the fullest of `dp` replicas holds."""
-    if isinstance(batch, Sequence):
-        if not batch or not all(0 <= share <= 1 for share in batch):
-            raise ValueError(
-                f"batch: got {batch!r}; accepted: shares between 0 and 1, at least one"
-            )
-        # Dealt out longest first, so that the first replica has the most.
-        every = sorted((math.floor(share * tokens) for share in batch), reverse=True)
-        return Counter(every[::dp])
-    return Counter({tokens: -(-whole("batch", batch) // dp)})
-
-
-def _stages(depth: int, pp: int) -> list[range]:
-    """The layers of each of `pp` stages, as even as possible."""
-    if pp > depth:
-        raise ValueError(f"pp: got {pp} for {depth} layers; accepted: at most {depth}")
-    cuts = [depth * stage // pp for stage in range(pp + 1)]
-    return [range(start, end) for start, end in zip(cuts, cuts[1:], strict=False)]

@@ -10,8 +10,9 @@ from typing import NotRequired, TypedDict, Unpack
 from kvjax.sizing import chips
 from kvjax.sizing.checks import whole
 from kvjax.sizing.codecs import CodecSpec
+from kvjax.sizing.placement import Placing
 from kvjax.sizing.roofline import Chip
-from kvjax.sizing.spec import ModelSpec, Placing
+from kvjax.sizing.spec import ModelSpec
 from kvjax.sizing.weights import Precision
 
 

@@ -160,6 +160,7 @@ def own_records(fields: Fields, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpe
     return layers
 
 
+ALL_FULL = every(FULL)
 PLAIN: Mapping[str, LayerRule] = {FULL: full}
 
 
@@ -180,7 +181,7 @@ class Family:
     sizes: Sizes
     kv_heads: Count | None = KV_HEADS
     head_dim: Count | None = HEAD_DIM
-    kinds: Kinds = every(FULL)
+    kinds: Kinds = ALL_FULL
     layers: Mapping[str, LayerRule] = field(default_factory=lambda: PLAIN)
     sharing: Sharing = own_records
     ignores: frozenset[str] = frozenset()

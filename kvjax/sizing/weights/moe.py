@@ -90,15 +90,19 @@ def mlp_types(otherwise: Where, sparse: str = "sparse") -> Where:
     return where
 
 
+def behind(count: int) -> Where:
+    """Layers behind the first `count`, where `mlp_layer_types` does not say which."""
+    return mlp_types(lambda site: site.index >= count)
+
+
 def with_frequency(start: int = 0) -> Where:
     """From `first_k_dense_replace` on, each layer that `moe_layer_freq` divides or marks."""
     first = from_layer(absent=start)
 
     def where(site: Site) -> bool:
-        frequency = site.fields.get("moe_layer_freq", 1)
-        if isinstance(frequency, list):
-            return first(site) and bool(frequency[site.index])
-        return first(site) and site.index % (frequency or 1) == 0
+        if isinstance(site.fields.get("moe_layer_freq"), list):
+            return first(site) and bool(site.item("moe_layer_freq"))
+        return first(site) and site.index % max(site.number("moe_layer_freq", 1), 1) == 0
 
     return where
 
@@ -106,7 +110,7 @@ def with_frequency(start: int = 0) -> Where:
 def every_step(site: Site) -> bool:
     """Each `decoder_sparse_step`-th layer that is not in `mlp_only_layers` (Qwen)."""
     step = max(site.number("decoder_sparse_step", 1), 1)
-    dense_layers = site.fields.get("mlp_only_layers") or []
+    dense_layers = site.items("mlp_only_layers") or []
     return (site.index + 1) % step == 0 and site.index not in dense_layers
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from kvjax.sizing.checks import whole
 from kvjax.sizing.config import Count, Fields, Flag, Otherwise
 from kvjax.sizing.weights.figures import Weights, ffn_parameters
 
@@ -44,7 +45,7 @@ class Site:
         return self.spec.d_model
 
     def size(self, size: Size) -> int:
-        """The number that a rule of a size gives here.
+        """The number that a rule of a size gives here; of a list, this layer's.
 
         Raises:
             UnknownSizeError: the config lacks it, and its family takes nothing in its stead.
@@ -55,7 +56,10 @@ class Site:
             return size(self)
         rule = Count(size) if isinstance(size, str) else size
         names = (rule.name, *rule.also)
-        if any(map(self.fields.has, names)):
+        given = next((name for name in names if self.fields.has(name)), None)
+        if given is not None and isinstance(self.fields.get(given), list):
+            return whole(given, self.item(given))
+        if given is not None:
             return self.fields.count(rule)
         present = any(self.fields.get(name, ...) is None for name in names)
         stand_in = rule.null if present else rule.absent
@@ -70,6 +74,22 @@ class Site:
         if self.fields.nested and not self.fields.has(name):
             return self.defaults.get(name, absent)
         return self.fields.number(name, absent)
+
+    def items(self, name: str) -> list[Any] | None:
+        """A field that holds a list; None where it is absent or null."""
+        value = self.fields.get(name)
+        if value is not None and not isinstance(value, list):
+            raise ValueError(f"{name}: got {value!r}; accepted: a list")
+        return value
+
+    def item(self, name: str) -> Any:
+        """This decoder layer's item of a field that lists one for each; None without the list."""
+        items = self.items(name)
+        if items is not None and len(items) < self.depth:
+            raise ValueError(
+                f"{name}: got {len(items)} items; accepted: one for each of {self.depth} layers"
+            )
+        return None if items is None else items[self.index]
 
 
 # A size: a number, the field that holds it, or a function of where it is asked for.

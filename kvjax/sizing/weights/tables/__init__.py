@@ -11,12 +11,14 @@ from kvjax.sizing.weights.tables import (
     latent,
     recurrent,
     remote,
+    shared_experts,
 )
 
 RULES: dict[str, WeightRules] = {
     **dense.RULES,
     **gpt.RULES,
     **experts.RULES,
+    **shared_experts.RULES,
     **latent.RULES,
     **hybrid.RULES,
     **gemma.RULES,

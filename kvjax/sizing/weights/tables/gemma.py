@@ -56,12 +56,6 @@ def _altup_projections(site: Site) -> Weights:
     return Weights(mixers=2 * (site.number("altup_num_inputs", 4) - 1) * site.d_model**2)
 
 
-def _own_width(site: Site) -> int:
-    """`intermediate_size`, of which there may be one for each layer."""
-    given = site.fields.get(D_FF)
-    return given[site.index] if isinstance(given, list) else site.size(D_FF)
-
-
 # --- Gemma 4
 
 
@@ -107,7 +101,7 @@ _GEMMA4 = WeightRules(
 
 RULES = {
     "gemma3n_text": WeightRules(
-        ffn=(dense(_own_width), _layer_input, _altup),
+        ffn=(dense(), _layer_input, _altup),
         attention=(_BIASED, head_norms),
         norms=4,
         tied=TIED,

@@ -1,0 +1,84 @@
+"""What fits into a budget of bytes: the inverse of `ModelSpec.cache_bytes`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Unpack
+
+from kvjax.sizing import codecs
+from kvjax.sizing.codecs import CodecSpec
+from kvjax.sizing.placement import Batch, Placement, Placing
+
+if TYPE_CHECKING:
+    from kvjax.sizing.spec import ModelSpec
+
+
+def tokens_that_fit(
+    spec: ModelSpec,
+    budget_bytes: float,
+    batch: Batch,
+    codec: str | CodecSpec,
+    **placing: Unpack[Placing],
+) -> float:
+    """See `ModelSpec.tokens_that_fit`."""
+    if not budget_bytes >= 0:
+        raise ValueError(f"budget_bytes: got {budget_bytes!r}; accepted: 0 or more")
+    if budget_bytes == math.inf:
+        return math.inf
+
+    def allocated(tokens: int) -> int:
+        return spec.cache_bytes(tokens, batch, codec, **placing).allocated
+
+    if allocated(0) > budget_bytes:
+        raise ValueError(
+            f"budget_bytes: got {budget_bytes}; accepted: at least {allocated(0)}, which the "
+            "source of the cross-attention takes before the first token"
+        )
+    settled = _settled(spec, batch, codecs.codec(codec), Placement(**placing))
+    too_long = 1
+    while allocated(too_long) <= budget_bytes:
+        if too_long >= settled and allocated(2 * too_long) == allocated(too_long):
+            return math.inf
+        too_long *= 2
+    fits = 0
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        if allocated(middle) <= budget_bytes:
+            fits = middle
+        else:
+            too_long = middle
+    return fits
+
+
+def sequences_that_fit(
+    spec: ModelSpec,
+    budget_bytes: float,
+    tokens: int | Mapping[int, float],
+    codec: str | CodecSpec,
+    **placing: Unpack[Placing],
+) -> float:
+    """See `ModelSpec.sequences_that_fit`."""
+    if not budget_bytes >= 0:
+        raise ValueError(f"budget_bytes: got {budget_bytes!r}; accepted: 0 or more")
+    mix = tokens if isinstance(tokens, Mapping) else {tokens: 1.0}
+    if not mix or min(mix.values()) < 0 or not sum(mix.values()) > 0:
+        raise ValueError(f"tokens: got {mix!r}; accepted: weights of 0 or more, not all 0")
+    cost = sum(
+        weight * spec.cache_bytes(length, 1, codec, **placing).total
+        for length, weight in mix.items()
+    ) / sum(mix.values())
+    if budget_bytes == math.inf or cost == 0:
+        return math.inf
+    return math.floor(budget_bytes / cost)
+
+
+def _settled(spec: ModelSpec, batch: Batch, codec: CodecSpec, placement: Placement) -> int:
+    """A length from which a cache that does not grow when it doubles never grows again."""
+    spans = max((layer.span or 0 for layer in spec.layers), default=0)
+    ratios = max((pool.ratio for layer in spec.layers for pool in layer.pools), default=1)
+    page = (placement.page_size or 1) * ratios
+    ring = spans + placement.in_flight + placement.ring_multiple
+    shortest = 1.0 if isinstance(batch, int) else min(batch)
+    length = ring + 2 * page + codec.tokens_kept_exact + codec.tokens_sharing
+    return math.ceil(length / shortest) if shortest > 0 else length
