@@ -54,7 +54,7 @@ class LayerAccount:
         if self._parts and together is not None and together % shared:
             raise ValueError(
                 f"codec: got {self.codec.name!r}, whose scales are shared by {shared} tokens, for "
-                f"a {type(self._layout).__name__.lower()} layout that replaces {together} at a time; "
+                f"a {type(self._layout).__name__.lower()} layout replacing {together} at a time; "
                 f"accepted: a multiple of {shared}, or a codec with scales of single tokens"
             )
 
