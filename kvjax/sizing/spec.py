@@ -269,13 +269,15 @@ class ModelSpec:
         """Bytes of all weights, stored as a name in `WEIGHT_PRECISIONS` says."""
         known = self._known_weights
         stored = precisions.precision(precision)
-        return stored.nbytes(known, self.attention_parameters, known.routed, known.lookup)
+        return stored.nbytes(
+            known, self.attention_parameters, known.routed, known.lookup, known.encoder
+        )
 
     def weight_bytes_read(self, batch: int = 1, precision: str | Precision = "bf16") -> int:
         """Bytes of the weights that a step which decodes `batch` tokens reads."""
         known, stored = self._known_weights, precisions.precision(precision)
         experts = known.routed_read(whole("batch", batch))
-        return stored.nbytes(known, self.attention_parameters, experts, 0)
+        return stored.nbytes(known, self.attention_parameters, experts, 0, 0)
 
     def layer_counts(self) -> list[tuple[LayerSpec, int]]:
         """The different layers, in order of appearance, and how many there are of each."""

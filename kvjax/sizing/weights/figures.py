@@ -56,6 +56,7 @@ class Weights:
         shared: experts that every token passes.
         mixers: Mamba, linear-attention and convolution layers, and what attention has beside its
             projections: gates, indexers, compressors.
+        encoder: an encoder's, of which a step that decodes reads none.
         experts: routed experts, of which a step reads those that its tokens are sent to.
         projections: the attention projections, which `total` leaves out, in models whose layers'
             kinds do not tell them; None where `LayerSpec.attention_parameters` does.
@@ -67,6 +68,7 @@ class Weights:
     small: int = 0
     shared: int = 0
     mixers: int = 0
+    encoder: int = 0
     experts: tuple[Experts, ...] = ()
     projections: int | None = None
 
@@ -78,6 +80,7 @@ class Weights:
             self.small + other.small,
             self.shared + other.shared,
             self.mixers + other.mixers,
+            self.encoder + other.encoder,
             _merged((*self.experts, *other.experts)),
             _sum(self.projections, other.projections),
         )
@@ -94,7 +97,7 @@ class Weights:
     @property
     def total(self) -> int:
         """All of them."""
-        return self._always + self.lookup + self.routed
+        return self._always + self.encoder + self.lookup + self.routed
 
     @property
     def active(self) -> int:

@@ -126,11 +126,6 @@ def small(size: Size) -> Part:
     return lambda site: Weights(small=site.size(size))
 
 
-def mixing(size: Size) -> Part:
-    """As many parameters, among those of mixers and gates."""
-    return lambda site: Weights(mixers=site.size(size))
-
-
 def when(flag: Switch, part: Part) -> Part:
     """The part where a field says so."""
     return lambda site: part(site) if site.fields.flag(flag) else Weights()

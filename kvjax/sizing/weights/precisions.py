@@ -35,7 +35,9 @@ class Precision:
         """Bytes of a covered parameter."""
         return float(self.bits / 8)
 
-    def nbytes(self, weights: Weights, projections: int, experts: float, lookup: int) -> int:
+    def nbytes(
+        self, weights: Weights, projections: int, experts: float, lookup: int, encoder: int
+    ) -> int:
         """Bytes of weights, rounded up.
 
         Args:
@@ -43,8 +45,9 @@ class Precision:
             projections: parameters of attention's projections.
             experts: parameters of the routed experts that count.
             lookup: parameters of the tables that count.
+            encoder: parameters of an encoder that count.
         """
-        layers = projections + weights.ffn + weights.shared + weights.mixers
+        layers = projections + weights.ffn + weights.shared + weights.mixers + encoder
         kept = weights.head + weights.small + lookup
         if self.covers == "all":
             layers, kept = layers + kept, 0

@@ -2,8 +2,10 @@
 
 from kvjax.sizing.weights.rules import WeightRules
 from kvjax.sizing.weights.tables import (
+    bert,
     compressed,
     dense,
+    encoder_decoder,
     experts,
     gemma,
     gpt,
@@ -24,6 +26,8 @@ RULES: dict[str, WeightRules] = {
     **gemma.RULES,
     **compressed.RULES,
     **remote.RULES,
+    **bert.RULES,
+    **encoder_decoder.RULES,
     **recurrent.RULES,
 }
 

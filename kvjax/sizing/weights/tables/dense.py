@@ -32,6 +32,13 @@ def _lambdas(site: Site) -> Weights:
     return Weights(small=4 * site.layer.key_dim)
 
 
+def _one_vocabulary(site: Site) -> Weights:
+    """Apertus 1.5 may put out other tokens than it takes, which is not counted here."""
+    if site.fields.has("output_vocab_size"):
+        raise UnknownSizeError("output_vocab_size")
+    return Weights()
+
+
 def _sub_norms(site: Site) -> Weights:
     """BitNet's norms before the output projections of attention and of the feed-forward layer."""
     return Weights(small=site.d_model + site.size(D_FF))
@@ -98,11 +105,20 @@ _MLLAMA = WeightRules(
 
 RULES = {
     "apertus": _APERTUS,
-    "apertus1p5_text": _APERTUS,
+    "apertus1p5_text": replace(
+        _APERTUS,
+        model=(_one_vocabulary,),
+        defaults={"vocab_size": 266752, "intermediate_size": 14336},
+    ),
     "arcee": WeightRules(ffn=(_PLAIN_FFN,), attention=(_BIASED,)),
     "bitnet": WeightRules(ffn=(dense(), _sub_norms), attention=(_BIASED,)),
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, attention=(_BIASED,)),
+    "cohere_compass_text": replace(
+        _COHERE,
+        attention=(_BIASED,),
+        defaults={"vocab_size": 256000, "intermediate_size": 22528},
+    ),
     "cwm": replace(_LLAMA, attention=()),
     "diffllama": replace(_LLAMA, ffn=(dense(),), attention=(_BIASED, _lambdas)),
     "doge": replace(_LLAMA, attention=(_BIASED, head_norms, _dynamic_mask)),
@@ -110,6 +126,7 @@ RULES = {
     "paddleocr_vl_text": replace(
         _ERNIE, defaults={"vocab_size": 103424, "intermediate_size": 3072}
     ),
+    "emu3_text_model": replace(_LLAMA, defaults={"vocab_size": 184622, "intermediate_size": 14336}),
     "exaone": _LLAMA,
     "exaone4": WeightRules(attention=(head_norms,)),
     "gemma": _GEMMA,
@@ -121,6 +138,7 @@ RULES = {
     ),
     "glm": _GLM,
     "glm4": replace(_GLM, norms=4),
+    "glm_ocr_text": WeightRules(norms=4, defaults={"vocab_size": 59392, "intermediate_size": 4096}),
     "glm4v_text": replace(
         _GLM,
         attention=(biases(Flag("attention_bias", True)),),
@@ -128,6 +146,10 @@ RULES = {
         defaults={"vocab_size": 151552, "intermediate_size": 13696},
     ),
     "granite": _GRANITE,
+    "granite4_vision_text": _GRANITE,
+    "granite_docling_text": replace(
+        _GRANITE, tied=TIED, defaults={"vocab_size": 133800, "intermediate_size": 2048}
+    ),
     "granite_swa": replace(_GRANITE, attention=(_BIASED, sinks), tied=TIED),
     "helium": replace(_LLAMA, attention=(biases(ATTENTION_BIAS),)),
     "hunyuan_v1_dense": _HUNYUAN,

@@ -149,6 +149,11 @@ RULES = {
     ),
     "kvjax_gpt2": _GPT2,
     "kvjax_gpt_neox": _GPT_NEOX,
+    # Half of `ffn_dim` is the gate's; one token stands for none.
+    "moshi": WeightRules(
+        ffn=(dense(lambda site: site.size("ffn_dim") // 2),),
+        model=(lambda site: Weights(lookup=site.d_model),),
+    ),
     "mpt": WeightRules(ffn=(dense(lambda site: 4 * site.d_model, 2),), tied=TIED),
     "nanochat": WeightRules(
         ffn=(dense(D_FF, 2),),
@@ -175,6 +180,12 @@ RULES = {
     ),
     "phi": _PHI,
     "phi-msft": replace(_PHI, ffn=(dense(or_times("n_inner"), 2, True),)),
+    "xglm": WeightRules(
+        ffn=(dense("ffn_dim", 2, True),),
+        attention=(_ALL_BIASED,),
+        norm_bias=True,
+        tied=TIED,
+    ),
     "starcoder2": WeightRules(
         ffn=(dense(D_FF, 2, Flag("use_bias", True)),),
         attention=(biases(Flag("use_bias", True), Flag("use_bias", True)),),

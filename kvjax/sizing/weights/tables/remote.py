@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvjax.sizing.config import Count, Flag
+from kvjax.sizing.config import Count, Fields, Flag
 from kvjax.sizing.weights.figures import Weights
 from kvjax.sizing.weights.moe import DEEPSEEK_MOE, with_frequency
-from kvjax.sizing.weights.parts import Site, biases, dense
+from kvjax.sizing.weights.parts import Site, UnknownSizeError, biases, dense, norms
 from kvjax.sizing.weights.rules import TIED, WeightRules
 from kvjax.sizing.weights.tables import gpt
 
@@ -25,6 +25,28 @@ def _padded_head(site: Site) -> Weights:
     tokens = site.size("padded_vocab_size") * site.d_model
     tied = site.fields.flag(Flag("tie_word_embeddings", False))
     return Weights(head=tokens, lookup=0 if tied else tokens)
+
+
+def _searched_block(site: Site) -> Weights:
+    """A block of Nemotron-NAS: attention and feed-forward layer, either as it is, linear or gone.
+
+    `ffn_mult` is that of a layer without a gate, of which a gated one has 2/3, up to 256.
+    """
+    block = Fields(site.item("block_configs") or {}, site.fields.model_type)
+    total = Weights()
+    for name in ("attention", "ffn"):
+        part = block.part(name) or {}
+        if part.get("no_op"):
+            continue
+        total += norms(1)(site)
+        if part.get("replace_with_linear"):
+            total += Weights(mixers=site.d_model**2)
+        elif name == "ffn":
+            if "ffn_mult" not in part:
+                raise UnknownSizeError("ffn_mult")
+            width = int(2 * part["ffn_mult"] * site.d_model / 3)
+            total += dense(-(-width // 256) * 256)(site)
+    return total
 
 
 _RW_BIAS = Flag("bias", False)
@@ -50,6 +72,7 @@ RULES = {
     "internlm2": _PLAIN,
     "minicpm": WeightRules(tied=TIED),
     "mixformer-sequential": gpt.RULES["phi-msft"],
+    "nemotron-nas": WeightRules(ffn=(_searched_block,), norms=0),
     "phi3small": WeightRules(
         ffn=(dense(Count("ff_intermediate_size", also=("intermediate_size",)), bias=True),),
         attention=(biases(True, True),),

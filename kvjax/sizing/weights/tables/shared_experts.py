@@ -81,6 +81,19 @@ def _step_layers(site: Site) -> bool:
     return site.index in {int(item) for item in items}
 
 
+_DEEPSEEK_OCR = WeightRules(
+    ffn=(
+        replace(
+            DEEPSEEK_MOE,
+            shared=times(if_number("n_shared_experts", 2), "moe_intermediate_size"),
+            shared_bias=MLP_BIAS,
+            where=mlp_types(from_layer(absent=1)),
+            otherwise=dense(bias=MLP_BIAS),
+        ),
+    ),
+    attention=(_BIASED,),
+)
+
 RULES = {
     "afmoe": WeightRules(
         ffn=(
@@ -127,6 +140,7 @@ RULES = {
         norms=1,
         tied=TIED,
     ),
+    "deepseek_ocr2_text": _DEEPSEEK_OCR,
     "dots1": WeightRules(
         ffn=(replace(DEEPSEEK_MOE, where=from_layer()),), attention=(_BIASED, head_norms)
     ),
@@ -255,6 +269,7 @@ RULES = {
         ffn=(replace(DEEPSEEK_MOE, where=from_layer(absent=1)),),
         attention=(biases(ATTENTION_BIAS), when(Flag("use_qk_norm", True), head_norms)),
     ),
+    "unlimited_ocr_text": _DEEPSEEK_OCR,
     "step3p5": WeightRules(
         ffn=(
             Moe(
