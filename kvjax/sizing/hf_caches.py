@@ -26,7 +26,8 @@ def held(
             f"codec: got {codec.name!r} with definition {definition!r}; accepted: f32, bf16, f16"
         )
     layer = layer.hf or layer
-    if layer.pools and definition == "hf-static":
+    compressed = any(pool.ratio > 1 for pool in layer.pools)
+    if compressed and definition == "hf-static":
         raise ValueError(
             f"definition: got {definition!r}; accepted for layers with compressed pools: kvjax, "
             "hf-dynamic, since transformers has no StaticCache for them"

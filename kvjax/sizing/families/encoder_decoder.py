@@ -225,6 +225,6 @@ FAMILIES: dict[str, Reader] = {
         sizes(1024, 12, 16, ("d_model", "decoder_layers", "decoder_attention_heads")),
         kv_heads=None,
         head_dim=None,
-        layers={FULL: with_source(attends=if_encoder_decoder(absent=False))},
+        layers={FULL: with_source(attends=always)},
     ),
 }

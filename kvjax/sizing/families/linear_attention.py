@@ -137,13 +137,13 @@ def lightning(fields: Fields, shape: Shape) -> LayerSpec:
 def rg_lru(fields: Fields, shape: Shape) -> LayerSpec:
     """RG-LRU (De et al. 2024): one number a channel, after a convolution.
 
-    transformers keeps both in the module, not in the cache, and without the spare input.
+    transformers keeps both in its modules, beside the cache, and without the spare input.
     """
     width = fields.count(Count("lru_width", absent=shape.d_model, null=shape.d_model))
     kernel = fields.count(Count("conv1d_width", absent=4))
     conv = (State("conv", width * (kernel - 1), shards=width),) if kernel > 1 else ()
     recurrent = State("recurrent", width, shards=width, itemsize=4)
-    return state_layer(*conv, recurrent, hf=state_layer())
+    return state_layer(*conv, recurrent)
 
 
 def rwkv(fields: Fields, shape: Shape) -> LayerSpec:
