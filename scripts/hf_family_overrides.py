@@ -182,7 +182,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
     },
     "cpmant": {"dim_head": 24, "dim_ff": 96, "prompt_length": 8, "segment_types": 4},
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0}},
+    "dbrx": {
+        "num_key_value_heads": ...,
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+    },
     "deepseek_v2": {"num_experts_per_tok": 2, "topk_method": "greedy"},
     "deepseek_v4": {
         "num_key_value_heads": 1,
@@ -289,7 +292,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "lsh_attn_chunk_length": 8,
         "num_buckets": 4,
     },
-    "idefics": {"use_resampler": True},
     "step3p5": {
         "sliding_window": 8,
         "layer_types": ["full_attention", "sliding_attention"] * 2,
@@ -330,7 +332,6 @@ ALL_TOKENS: set[str] = {"cpmant"}
 
 # Records whose decoder attends to a source: the argument that gets it.
 CROSS: dict[str, str] = {
-    "idefics": "perceiver_embeddings",
     "mllama/image": "cross_attention_states",
     "musicgen": "encoder_hidden_states",
     "trocr": "encoder_hidden_states",
@@ -342,7 +343,13 @@ CROSS: dict[str, str] = {
 VECTORS: dict[str, str] = {"voxtral_realtime_text": "t_cond"}
 
 # Tokens for the default model at full size, where 8192 is not possible or takes too long.
-DEFAULT_TOKENS: dict[str, int] = {"prophetnet": 256, "mpt": 2048, "zamba": 256}
+DEFAULT_TOKENS: dict[str, int] = {
+    "big_bird": 512,
+    "imagegpt": 1024,
+    "prophetnet": 256,
+    "mpt": 2048,
+    "zamba": 256,
+}
 
 # States that live in modules instead of the cache: the attributes' names.
 MODULE_STATES: dict[str, tuple[str, ...]] = {
@@ -358,9 +365,75 @@ SKIPPED: dict[str, str] = {
     "fastspeech2_conformer_with_hifigan": "does not decode token by token",
     "gemma4_assistant": "reads the cache of the model that it drafts for, and keeps none",
     "gemma4_unified_assistant": "reads the cache of the model that it drafts for, and keeps none",
+    "blt": "transformers 5.24 reads num_hidden_layers, which its config has not",
+    "idefics": "needs an image; what attends to it is not cached, the rest is a plain decoder",
+    "openai-gpt": "keeps no cache",
+    "xlm": "makes no cache, and fails with one that it is given",
     "pi0": "takes states of a robot, not tokens",
     "vits": "does not decode token by token",
 }
+
+# What to know about the records of a family.
+NOTES: dict[str, str] = {
+    "blip_text_model": "without an image its cross-attention keeps nothing",
+    "chameleon": "n_params include the image tokenizer",
+    "cpmant": "caches prompt_length more positions than it is given tokens",
+    "csm": "n_params include the codec and the depth decoder",
+    "dory": "every loop of a layer has a cache of its own",
+    "hrm_text": "every cycle of a layer has a cache of its own",
+    "inkling2_loop_text": "every pass of a layer has a cache of its own",
+    "kyutai_speech_to_text": "n_params include the codec",
+    "longcat_flash": "two attentions a layer",
+    "minimax": "linear_cache belongs to the cache as a whole",
+    "mistral_large4_text": "values have no width in layers without RoPE",
+    "mllama_text_model": "without an image its cross-attention layers keep nothing",
+    "modernbert-decoder": "the window is half of local_attention",
+    "recurrent_gemma": "its recurrent states live in its modules; they are counted as state",
+    "reformer": "caches hidden states and, in LSH layers, buckets; all counted as state",
+    "unlimited_ocr_text": "keeps the prompt in prefill_keys and prefill_values, counted as "
+    "state, and a window of what it decodes",
+    "xlnet": "caches hidden states, counted as state",
+}
+
+# Fields of a config.json with these endings are left out of the records.
+NOISE = (
+    "_name_or_path",
+    "architectures",
+    "chunk_size_feed_forward",
+    "problem_type",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+    "_token_id",
+    "_token_ids",
+    "_token_index",
+    "2label",
+    "label2id",
+    "transformers_version",
+    "_std",
+    "initializer_range",
+    "initializer_factor",
+    "dropout",
+    "_pdrop",
+    "dropout_rate",
+    "layerdrop",
+    "hidden_act",
+    "activation",
+    "activation_function",
+    "_eps",
+    "_epsilon",
+    "use_cache",
+    "router_logits",
+    "router_jitter_noise",
+    "aux_loss_coef",
+    "softcapping",
+    "norm_topk_prob",
+    "scale_embedding",
+    "time_step_min",
+    "time_step_max",
+    "time_step_floor",
+    "time_step_limit",
+)
 
 # What a config of defaults states; every other field is left out.
 SIZES = (
@@ -387,4 +460,8 @@ SIZES = (
     "decoder_attention_heads",
     "num_encoder_attention_heads",
     "num_decoder_attention_heads",
+    "encoder_num_hidden_layers",
+    "decoder_num_hidden_layers",
+    "encoder_num_attention_heads",
+    "decoder_num_attention_heads",
 )

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from typing import Any
 
+Variants = dict[str, tuple[str, dict[str, Any]]]
+
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 CSA, HCA = "compressed_sparse_attention", "heavily_compressed_attention"
-NO_GROUPS = {"kv absent": ("num_key_value_heads left out", {"num_key_value_heads": ...})}
-NO_HEAD_DIM = {"head_dim absent": ("head_dim left out", {"head_dim": ...})}
-NO_WINDOW = {"no window": ("sliding_window null", {"sliding_window": None})}
-WINDOW = {"window": ("sliding_window 8 on every layer", {"sliding_window": 8})}
-ALL_FULL = {"full": ("every layer full", {"layer_types": [FULL] * 4, "num_hidden_layers": 4})}
-FROM_LAYER_2 = {
+NO_GROUPS: Variants = {"kv absent": ("num_key_value_heads left out", {"num_key_value_heads": ...})}
+NO_HEAD_DIM: Variants = {"head_dim absent": ("head_dim left out", {"head_dim": ...})}
+NO_WINDOW: Variants = {"no window": ("sliding_window null", {"sliding_window": None})}
+WINDOW: Variants = {"window": ("sliding_window 8 on every layer", {"sliding_window": 8})}
+ALL_FULL: Variants = {
+    "full": ("every layer full", {"layer_types": [FULL] * 4, "num_hidden_layers": 4})
+}
+FROM_LAYER_2: Variants = {
     "window": (
-        "a window of 8 from layer 2 on",
+        "use_sliding_window, sliding_window 8, max_window_layers 2",
         {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
     ),
     "window unused": ("sliding_window 8, use_sliding_window false", {"sliding_window": 8}),
@@ -31,15 +35,17 @@ FROM_LAYER_2 = {
         },
     ),
 }
-DIRECT_QUERIES = {"direct queries": ("q_lora_rank null", {"q_lora_rank": None})}
-DECODER = {
+DIRECT_QUERIES: Variants = {"direct queries": ("q_lora_rank null", {"q_lora_rank": None})}
+DECODER: Variants = {
     "decoder": ("the decoder alone", {"is_encoder_decoder": False, "is_decoder": True}),
 }
-CROSS_ATTENTION = {
+CROSS_ATTENTION: Variants = {
     "cross": ("attends to 17 vectors of an encoder", {"add_cross_attention": True}),
 }
 
-VARIANTS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
+GIVES_HEAD_DIM = {"head_dim": 16, "linear_head_dim": ..., "linear_num_heads": ...}
+
+VARIANTS: dict[str, Variants] = {
     "afmoe": {
         "every second": ("as loaded", {"global_attn_every_n_layers": 2}),
         **ALL_FULL,
@@ -48,6 +54,8 @@ VARIANTS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "bart": DECODER,
     "bert": CROSS_ATTENTION,
     "bailing_hybrid": {
+        "linear width": ("head_dim 16 is that of the linear layers", GIVES_HEAD_DIM),
+        "linear width as given": ("the same, before it is loaded", GIVES_HEAD_DIM),
         "query rank": ("q_lora_rank 32", {"q_lora_rank": 32}),
         "all linear but last": ("layer_types given", {"layer_types": [LINEAR] * 3 + [FULL]}),
     },
@@ -79,13 +87,18 @@ VARIANTS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
         "last loop": ("keeps the last loop only", {"recurrent_kv_cache_mode": "last_loop"}),
         "three loops": ("n_recurrent_loops 3", {"n_recurrent_loops": 3}),
     },
-    "dots1": {"window": ("a window of 8 from layer 2 on", {"max_window_layers": 2})},
+    "dots1": {
+        "window": (
+            "use_sliding_window, sliding_window 8, max_window_layers 2",
+            {"max_window_layers": 2},
+        )
+    },
     "dots3_note_text": {
         "no index": ("use_dsa false", {"use_dsa": False}),
         "no window": ("use_sliding_window false", {"use_sliding_window": False}),
     },
     "exaone4": {
-        **NO_WINDOW,
+        "no window": ("as EXAONE 4 1.2B", {"sliding_window": None, "layer_types": [FULL] * 4}),
         "pattern": ("sliding_window_pattern 2", {"sliding_window_pattern": 2}),
     },
     "exaone_moe": {"pattern": ("sliding_window_pattern 2", {"sliding_window_pattern": 2})},
@@ -194,7 +207,6 @@ VARIANTS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
         "interval": ("no_rope_layer_interval 2", {"no_rope_layer_interval": 2}),
         "rope list": ("no_rope_layers given", {"no_rope_layers": [0, 1, 1, 0]}),
     },
-    "longcat_flash": DIRECT_QUERIES,
     "mamba": {"width": ("intermediate_size 96", {"intermediate_size": 96})},
     "mamba2": {"kernel": ("conv_kernel 3, one group", {"conv_kernel": 3, "n_groups": 1})},
     "mbart": DECODER,
@@ -206,7 +218,7 @@ VARIANTS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     },
     "minimax_m3_vl_text": {
         "sparse": (
-            "sparse layers keep indexer keys, which count as state",
+            "sparse layers keep idx_keys, counted as state",
             {
                 "layer_types": [FULL, "minimax_m3_sparse"] * 2,
                 "index_head_dim": 16,
@@ -232,7 +244,7 @@ VARIANTS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
             {"text_config": {"indexer_types": ["full", "shared", "shared", "full"]}},
         ),
     },
-    "mixtral": {**WINDOW, **NO_GROUPS},
+    "mixtral": WINDOW,
     "mllama": {"image": ("attends to 17 vectors of an image", {})},
     "modernbert-decoder": {
         "every second": ("global_attn_every_n_layers 2", {"global_attn_every_n_layers": 2}),
@@ -262,7 +274,12 @@ VARIANTS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "qwen2": FROM_LAYER_2,
     "qwen2_moe": FROM_LAYER_2,
     "qwen3": {**FROM_LAYER_2, **NO_HEAD_DIM},
-    "qwen3_moe": {**FROM_LAYER_2, **NO_HEAD_DIM},
+    # Its masks know one window for all layers, so that layers may not differ.
+    "qwen3_moe": {
+        "window": ("a window of 8", {"use_sliding_window": True, "sliding_window": 8}),
+        "window unused": FROM_LAYER_2["window unused"],
+        **NO_HEAD_DIM,
+    },
     "qwen3_next": {
         "interval": ("full_attention_interval 2", {"full_attention_interval": 2}),
         "kernel": ("linear_conv_kernel_dim 3", {"linear_conv_kernel_dim": 3}),
@@ -271,7 +288,14 @@ VARIANTS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "qwen4_exp": {
         "n-grams": (
             "two layers with n-gram embeddings; their token ids are a state too",
-            {"text_config": {"ple_layer_ids": [1, 3], "ngram_vocab_size_base": 64}},
+            {
+                "text_config": {
+                    "ple_layer_ids": [1, 3],
+                    "ngram_vocab_size_base": 64,
+                    "eos_token_id": 2,
+                    "ple_embed_dim": 64,
+                }
+            },
         ),
     },
     "recurrent_gemma": {
@@ -293,7 +317,12 @@ VARIANTS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "t5": {"deeper decoder": ("more layers than the encoder", {"num_decoder_layers": 3})},
     "umt5": {"encoder's depth": ("num_decoder_layers left out", {"num_decoder_layers": ...})},
     "whisper": DECODER,
-    "zamba": {"list": ("layers_block_type given", {"layers_block_type": [LINEAR, "hybrid"] * 3})},
+    "zamba": {
+        "list": (
+            "layers_block_type given",
+            {"layers_block_type": [LINEAR, "hybrid"] * 3, "num_hidden_layers": 6},
+        )
+    },
     "zamba2": {
         "older names": (
             "mamba and hybrid, as published",
@@ -307,6 +336,7 @@ VARIANTS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
 # These records keep the fields as they are written above, which transformers converts when it loads
 # them; of the others the config is what save_pretrained writes.
 AS_GIVEN = {
+    "bailing_hybrid/linear width as given",
     "cohere2/pattern",
     "deepseek_v4/ratios",
     "gemma3_text/pattern",

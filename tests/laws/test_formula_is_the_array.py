@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvjax import models, sizing
-from kvjax.engine import decode
+from kvjax.engine import decode, prefill
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = ("llama_mha", "gemma_mqa", "qwen3_mha", "olmo2_gqa", "gpt2_conv1d", "gpt_neox_sequential")
@@ -29,6 +29,25 @@ def test_bytes_of_a_cache(name, cache_case):
         assert live == said.allocated + said.state + said.tables
         assert live == cache.nbytes
         assert said.allocated >= batch * capacity
+
+
+def test_live_records_are_the_ideal(cache_case):
+    """The share of each array that live positions take, after rows of 3 tokens in 8 slots."""
+    batch, capacity, tokens = 2, 8, 3
+    cache = model("llama_gqa_tied").init_cache(batch, capacity, cache_case.layout, cache_case.codec)
+    ones = np.ones((batch, tokens), np.int32)
+    _, cache = prefill(model("llama_gqa_tied"), ones, cache, np.full(batch, tokens, np.int32))
+    live = 0
+    for layer in cache.layers:
+        positions = [layer.block(i).pos for i in range(int(layer.blocks()))]
+        slots = sum(
+            int(np.broadcast_to(pos >= 0, (batch, *pos.shape[1:])).sum()) for pos in positions
+        )
+        heads = positions[0].shape[1]
+        stored = sum(leaf.nbytes for leaf in layer.leaves.values())
+        live += stored * slots // (batch * heads * layer.capacity)
+    said = sizing.load(GOLDEN / "llama_gqa_tied").cache_bytes(tokens, batch, cache_case.codec)
+    assert live == said.ideal == said.read_per_step
 
 
 def test_a_step_changes_none(cache_case):

@@ -43,6 +43,7 @@ EXCESS = {
     "Kimi-Linear-48B-A3B": 10_399_392,
     # MPT's multi-query attention is given K and V projections for all heads.
     "mpt_mqa": 4 * 2 * 64 * (64 - 16),
+    "mpt/mqa": 4 * 2 * 64 * (64 - 16),
 }
 
 # Records that say too little or count too much.
@@ -118,7 +119,8 @@ def check(record: dict, spec: sizing.ModelSpec) -> None:
     if record["config"]["model_type"] in WRAPPERS:
         assert record["n_params"] in count_of_part(spec)
     else:
-        assert spec.parameters + idle_rows(spec) == record["n_params"]
+        beyond = EXCESS.get(record.get("name"), 0) + idle_rows(spec)
+        assert spec.parameters + beyond == record["n_params"]
 
 
 @pytest.mark.parametrize("record", by_name(FAMILIES["records"]))

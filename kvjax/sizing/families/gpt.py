@@ -162,13 +162,18 @@ FAMILIES: dict[str, Reader] = {
         ignores=frozenset({"num_key_value_heads"}),
     ),
     "falcon": Family(
-        _width_of(sizes(4544, 32, 71)),
+        Sizes(
+            Count("hidden_size", also=("n_embed",), nested=4544),
+            Count("num_hidden_layers", also=("n_layer",), nested=32),
+            Count("num_attention_heads", also=("n_head",), nested=71),
+        ),
         kv_heads=Count("num_kv_heads", absent=DERIVED, null=DERIVED),
         head_dim=None,
         layers={FULL: _falcon},
     ),
     "gpt-sw3": replace(_GPT2, layers=_CROSS),
     "gpt2": replace(_GPT2, layers=_CROSS),
+    "imagegpt": replace(_GPT2, sizes=sizes(512, 24, 8, GPT_NAMES), layers=_CROSS),
     # Saved configs repeat what `multi_query` says.
     "gpt_bigcode": replace(_GPT2, layers={FULL: _mqa}, ignores=frozenset({"num_key_value_heads"})),
     "gpt_neo": replace(

@@ -139,6 +139,14 @@ def _blocks(fields: Fields, shape: Shape) -> LayerSpec:
 
 
 _SPARSE = "minimax_m3_sparse"
+_MINIMAX_M3 = Family(
+    sizes(6144, 60, 64),
+    kv_heads=Count("num_key_value_heads", absent=4),
+    head_dim=Count("head_dim", absent=128),
+    kinds=_blocks_kinds,
+    layers={FULL: full, _SPARSE: _blocks},
+    ignores=_IGNORED | {"index_head_dim", "index_n_heads", "sparse_attention_config"},
+)
 
 FAMILIES: Mapping[str, Reader] = {
     "axk2": _family(2048, 48, 32, _ALWAYS, Mla(128, rope=32, nope=64, value=64, query=384)),
@@ -146,12 +154,6 @@ FAMILIES: Mapping[str, Reader] = {
     "glm_moe_dsa": _family(6144, 78, 64, BY_FREQUENCY, Mla(nope=192, value=256, query=2048)),
     "hy_v4": _family(2816, 34, 32, _ONE_IN_FOUR, Mla(nope=192, value=256)),
     "hy_v4_vl_text": _family(6144, 78, 64, _ONE_IN_FOUR, Mla(nope=192, value=256, query=2048)),
-    "minimax_m3_vl_text": Family(
-        sizes(6144, 60, 64),
-        kv_heads=Count("num_key_value_heads", absent=4),
-        head_dim=Count("head_dim", absent=128),
-        kinds=_blocks_kinds,
-        layers={FULL: full, _SPARSE: _blocks},
-        ignores=frozenset({"index_head_dim", "index_n_heads", "sparse_attention_config"}),
-    ),
+    "minimax_m3": _MINIMAX_M3,  # the text model, alone
+    "minimax_m3_vl_text": _MINIMAX_M3,
 }

@@ -57,12 +57,13 @@ def _qsa(fields: Fields, shape: Shape) -> LayerSpec:
 
 
 def _with_ngrams(fields: Fields, shape: Shape) -> LayerSpec:
-    """A gated delta net, and a dilated convolution of the n-grams' features in all streams."""
-    layer = GatedDelta()(fields, shape)
+    """A gated delta net, a dilated convolution of n-gram features in all streams, and last ids."""
+    layer, n = GatedDelta()(fields, shape), fields.number("ngram_size", 3, 1)
     streams = fields.number("hc_count", 4, 1) * shape.d_model
-    inputs = (fields.number("ple_conv_kernel_size", 4, 1) - 1) * fields.number("ngram_size", 3, 1)
+    inputs = (fields.number("ple_conv_kernel_size", 4, 1) - 1) * n
     conv = (State("conv", streams * inputs),) if inputs else ()
-    return replace(layer, states=(*layer.states, *conv))
+    ids = (State("token ids", n - 1, itemsize=8),) if n > 1 else ()
+    return replace(layer, states=(*layer.states, *conv, *ids))
 
 
 # --- GLM-5 Next

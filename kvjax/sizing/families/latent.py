@@ -77,6 +77,18 @@ def _both(fields: Fields, shape: Shape) -> tuple[LayerSpec, ...]:
 
 _HEADS = "heads"
 _DEEPSEEK_V3 = _family(7168, 61, 128)
+_YOUTU = _family(2048, 32, 16)
+_LONGCAT = _TwoAttentions(
+    Family(
+        Sizes(
+            Count("hidden_size", nested=6144),
+            Count("num_layers", nested=28),
+            Count("num_attention_heads", nested=64),
+        ),
+        layers={FULL: _both},
+        ignores=_MTP,
+    )
+)
 
 FAMILIES: Mapping[str, Reader] = {
     "axk1": _family(7168, 61, 64),
@@ -90,21 +102,14 @@ FAMILIES: Mapping[str, Reader] = {
     "glm4_moe_lite": _family(2048, 47, 20, Mla(query=768, nope=192, value=256)),
     # Published with a class of its own that only renames DeepSeek-V3's.
     "kimi_k2": _DEEPSEEK_V3,
-    "longcat_flash": _TwoAttentions(
-        Family(
-            Sizes(
-                Count("hidden_size", nested=6144),
-                Count("num_layers", nested=28),
-                Count("num_attention_heads", nested=64),
-            ),
-            layers={FULL: _both},
-            ignores=_MTP,
-        )
-    ),
+    "longcat_flash": _LONGCAT,
+    # Its embeddings of n-grams need the last few token ids, which are no records.
+    "longcat_flash_ngram": _LONGCAT,
     "minicpm3": _family(2560, 62, 40, Mla(256, rope=32, nope=64, value=None, query=768)),
     "mistral4": _family(4096, 36, 32, Mla(256, nope=64, query=1024)),
     "sarvam_mla": _family(4096, 32, 64, Mla(query=None)),
-    "youtu": _family(2048, 32, 16),
+    "youtu": _YOUTU,
+    "youtu_llm": _YOUTU,  # as published
     **indexed.FAMILIES,
     **compressed.FAMILIES,
     **mla_mixed.FAMILIES,

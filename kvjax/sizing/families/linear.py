@@ -38,7 +38,8 @@ from kvjax.sizing.families.linear_attention import (
     rwkv,
 )
 from kvjax.sizing.families.mla import Mla
-from kvjax.sizing.layer import LayerSpec
+from kvjax.sizing.layer import LayerSpec, state_layer
+from kvjax.sizing.states import State
 
 _H256 = Count("head_dim", absent=256)
 
@@ -133,6 +134,21 @@ def _kimi_kda_for_hf(fields: Fields, shape: Shape) -> LayerSpec:
     return replace(_KIMI_KDA(fields, shape), hf=_KIMI_LATENT(fields, shape))
 
 
+def _ring_kinds(fields: Fields, depth: int) -> tuple[str, ...]:
+    """Ring-linear: the last layer of each group attends, and so do those after the last group."""
+    group = fields.count(Count("layer_group_size"))
+    grouped = depth // group * group
+    return tuple(
+        FULL if (index + 1) % group == 0 or index >= grouped else LINEAR for index in range(depth)
+    )
+
+
+def _ring_lightning(fields: Fields, shape: Shape) -> LayerSpec:
+    """Lightning attention by a kernel that keeps its state in f32."""
+    n, h = shape.query_heads(fields), shape.head_dim(fields)
+    return state_layer(State("recurrent", n * h * h, shards=n, itemsize=4))
+
+
 def _lara_kinds() -> Kinds:
     return layer_types(cycled(LINEAR, SLIDING, LINEAR, FULL, SLIDING), LINEAR, SLIDING, FULL)
 
@@ -143,6 +159,18 @@ _MINIMAX = Family(
     kinds=layer_types(_minimax_kinds, FULL, LINEAR),
     layers={FULL: _minimax_attention, LINEAR: lightning},
     ignores=ATTENTION_FIELDS | {"attn_type_list", "sliding_window"},
+)
+
+_KIMI = Family(
+    sizes(2304, 27, 32),
+    kinds=layer_types(_kimi_kinds, LINEAR, FULL),
+    layers={
+        FULL: _KIMI_LATENT,
+        LINEAR: _KIMI_KDA,
+        FULL + _FOR_HF: _kimi_latent_for_hf,
+        LINEAR + _FOR_HF: _kimi_kda_for_hf,
+    },
+    ignores=LATENT_FIELDS | {"linear_attn_config", "num_nextn_predict_layers"},
 )
 
 FAMILIES: Mapping[str, Reader] = {
@@ -167,16 +195,15 @@ FAMILIES: Mapping[str, Reader] = {
         },
         ignores=ATTENTION_FIELDS | {"sliding_window"},
     ),
-    "kimi_linear": Family(
-        sizes(2304, 27, 32),
-        kinds=layer_types(_kimi_kinds, LINEAR, FULL),
-        layers={
-            FULL: _KIMI_LATENT,
-            LINEAR: _KIMI_KDA,
-            FULL + _FOR_HF: _kimi_latent_for_hf,
-            LINEAR + _FOR_HF: _kimi_kda_for_hf,
-        },
-        ignores=LATENT_FIELDS | {"linear_attn_config", "num_nextn_predict_layers"},
+    "kimi_linear": _KIMI,
+    # Its experts work in a width of their own, so that the name stands for other parameters.
+    "kimi_k3_text": _KIMI,
+    "bailing_moe_linear": Family(
+        sizes(2048, 20, 16),
+        kv_heads=Count("num_key_value_heads"),
+        kinds=_ring_kinds,
+        layers={FULL: full, LINEAR: _ring_lightning},
+        ignores=ATTENTION_FIELDS | {"num_nextn_predict_layers"},
     ),
     "bailing_hybrid": Family(
         sizes(2560, 42, 32),

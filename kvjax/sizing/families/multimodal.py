@@ -59,6 +59,8 @@ def _nothing(fields: Fields, shape: Shape) -> LayerSpec:
     return state_layer()
 
 
+_MINICPMV = Family(sizes(4096, 32, 32), ignores=frozenset({"max_window_layers", "sliding_window"}))
+
 FAMILIES: dict[str, Reader] = {
     "blip_text_model": Family(
         sizes(768, 12, 8),
@@ -92,9 +94,9 @@ FAMILIES: dict[str, Reader] = {
         layers={FULL: full, SLIDING: sliding(absent=375)},
     ),
     # Code of their own, around decoders of Qwen-2's kind or Llama's. MolmoE has OLMo's spellings.
-    "minicpmv": Family(
-        sizes(4096, 32, 32), ignores=frozenset({"max_window_layers", "sliding_window"})
-    ),
+    "ernie4_5_moe_vl": Family(sizes(2560, 28, 20)),
+    "minicpmo": _MINICPMV,
+    "minicpmv": _MINICPMV,
     "molmo": Family(
         Sizes(
             Count("hidden_size", also=("d_model",)),

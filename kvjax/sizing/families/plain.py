@@ -126,7 +126,8 @@ FAMILIES: dict[str, Reader] = {
         ignores=frozenset({"max_window_layers"}),
     ),
     "jais2": Family(sizes(3328, 32, 26)),
-    "llama": _LLAMA,
+    # Draft models (EAGLE-3) keep from Qwen where its windows began, and have none.
+    "llama": replace(_LLAMA, ignores=frozenset({"max_window_layers"})),
     "minimax_m2": Family(sizes(3072, 62, 48), fixed_kv_heads(8), fixed_head_dim(128)),
     "mllama_text_model": Family(
         sizes(4096, 40, 32),

@@ -13,6 +13,8 @@ from kvjax.sizing.families.family import (
     Family,
     Reader,
     Shape,
+    Sizes,
+    full,
     sizes,
 )
 from kvjax.sizing.families.gpt import part_of
@@ -55,6 +57,12 @@ def _plamo(fields: Fields, shape: Shape) -> LayerSpec:
             f"n_shared_head: got {shared} with num_attention_heads {n}; accepted: a divisor"
         )
     return LayerSpec(n, n // shared, h, h)
+
+
+def _step3(fields: Fields, shape: Shape) -> LayerSpec:
+    """Step-3's MFA: one KV head, and queries through a bottleneck that their heads share."""
+    rank = fields.count(Count("share_q_dim", absent=2048))
+    return replace(full(fields, shape), query_rank=rank)
 
 
 def _cross_layer(fields: Fields, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
@@ -163,15 +171,26 @@ _REFINED_WEB = Family(
     sizes(4544, 32, 71, _RW_NAMES), kv_heads=None, head_dim=None, layers={FULL: _refined_web}
 )
 _CHANNELS = Count("kv_channels", absent=128)
+# Their code names a window; `use_sliding_window` is not read, so that a config that sets it is
+# refused.
+_BAILING = Family(
+    sizes(2048, 28, 16),
+    kv_heads=Count("num_key_value_heads"),
+    ignores=frozenset({"max_window_layers", "num_nextn_predict_layers", "sliding_window"}),
+)
 
 FAMILIES: dict[str, Reader] = {
     "RefinedWeb": _REFINED_WEB,
     "RefinedWebModel": _REFINED_WEB,
     # The first Yi models differ in what their code takes where K is absent.
     "Yi": replace(_LLAMA, kv_heads=Count("num_key_value_heads")),
+    "PanguEmbedded": _LLAMA,
     "aquila": _LLAMA,
     "arctic": windowed(sizes(4096, 32, 32), dim=None, kinds=if_set("sliding_window")),
     "baichuan": _MHA,
+    # Ling and Ring.
+    "bailing_moe": _BAILING,
+    "bailing_moe_v2": _BAILING,
     "chatglm": Family(
         sizes(4096, 28, 32, ("hidden_size", "num_layers", "num_attention_heads")),
         kv_heads=None,
@@ -197,11 +216,28 @@ FAMILIES: dict[str, Reader] = {
     "mixformer-sequential": _MIXFORMER,
     "nemotron-nas": _Listed(Count("hidden_size"), Count("num_hidden_layers"), _nemotron_nas),
     "openelm": _Listed(Count("model_dim"), Count("num_transformer_layers"), _openelm),
+    "orion": _LLAMA,
     "phi-msft": replace(_MIXFORMER, kv_heads=Count("n_head_kv", absent=DERIVED, null=DERIVED)),
     # Its block-sparse layers read fewer keys and keep all of them.
     "phi3small": Family(sizes(4096, 32, 32), kv_heads(8), head_dim=None),
     "plamo": replace(_MHA, sizes=sizes(4096, 32, 32), layers={FULL: _plamo}),
-    "qwen": Family(sizes(4096, 32, 32), kv_heads=None, head_dim=_CHANNELS),
+    # The first revisions have GPT-2's names.
+    "qwen": Family(
+        Sizes(
+            Count("hidden_size", also=("n_embd",)),
+            Count("num_hidden_layers", also=("n_layer",)),
+            Count("num_attention_heads", also=("n_head",)),
+        ),
+        kv_heads=None,
+        head_dim=_CHANNELS,
+    ),
+    "step3_text": Family(
+        sizes(7168, 61, 64),
+        kv_heads=Count("num_attention_groups", absent=1),
+        head_dim=Count("head_dim", absent=256),
+        layers={FULL: _step3},
+    ),
     "telechat": Family(sizes(4096, 30, 32, _RW_NAMES), head_dim=None),
+    "telechat3": Family(sizes(4096, 32, 32)),
     "xverse": _LLAMA,
 }

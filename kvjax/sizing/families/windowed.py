@@ -34,12 +34,17 @@ _QWEN2 = windowed(sizes(4096, 32, 32), kv_heads(32), kinds=late_windows(), windo
 _QWEN2_VL = windowed(sizes(8192, 80, 64), kv_heads(8), kinds=late_windows(80), window=4096)
 _QWEN2_OMNI = windowed(sizes(3584, 28, 28), kv_heads(4), kinds=late_windows(), window=32768)
 _PHI3 = windowed(sizes(3072, 32, 32), kinds=if_set("sliding_window"))
+_PHI4 = replace(_PHI3, kv_heads=kv_heads(8))
 
 FAMILIES: dict[str, Reader] = {
+    # Published with code of their own around Qwen-2: GOT-OCR, dots.ocr and MiMo.
+    "GOT": _QWEN2,
     "doge": windowed(sizes(1024, 32, 8), kinds=if_set("sliding_window")),
+    "dots_ocr": _QWEN2,
     "dots1": windowed(
         sizes(4608, 62, 32), kv_heads(32), kinds=_late(62, 4096), window=4096, ignores=_LATE
     ),
+    "mimo": _QWEN2,
     "ministral": windowed(
         sizes(4096, 32, 32),
         kv_heads(8),
@@ -58,7 +63,8 @@ FAMILIES: dict[str, Reader] = {
     ),
     "moshi_depth": windowed(sizes(1024, 6, 16), kinds=if_set("sliding_window", absent=8), window=8),
     "phi3": _PHI3,
-    "phi4_multimodal": replace(_PHI3, kv_heads=kv_heads(8)),
+    "phi4_multimodal": _PHI4,
+    "phi4mm": _PHI4,  # as published, before transformers had it
     "phimoe": windowed(sizes(4096, 32, 32), kv_heads(8), kinds=if_set("sliding_window")),
     "qwen2": _QWEN2,
     "qwen2_5_omni_talker": replace(_QWEN2_OMNI, head_dim=fixed_head_dim(128)),

@@ -200,15 +200,24 @@ _PAIRS = {
 
 # Checkpoints that come with code of their own.
 _REMOTE = {
+    "NVLM_D": _LLM_CONFIG,
     "deepseek_vl_v2": Wrapper("deepseek_v2", path=("language_config",)),
+    "h2ovl_chat": _LLM_CONFIG,
     "internvl_chat": _LLM_CONFIG,
+    "kimi_k3": _own("kimi_k3_text"),
     "kimi_vl": Wrapper("deepseek_v3"),
+    "lfm2-vl": Wrapper("lfm2"),
     "llava_llama": Wrapper("llama", path=("llm_cfg",), flat=True),
     "llava_mistral": _beside("mistral"),
     "llava_qwen": _beside("qwen2"),
+    "llava_qwen2": _beside("qwen2"),
+    "maira2": _LLAMA,
+    "minimax_vl_01": _own("minimax_text_01"),
+    "multi_modality": Wrapper("llama", path=("language_config",)),  # DeepSeek-VL and Janus
     "ovis": _LLM_CONFIG,
     "ovis2_5": Wrapper("qwen3", path=("llm_config",)),
     "phi3_v": _beside("phi3"),
+    "step3_vl": _own("step3_text"),
     "vlm": Wrapper(),  # HyperCLOVA X SEED Vision
 }
 

@@ -353,7 +353,9 @@ def test_qwen4_keeps_one_index_key_a_block_and_transformers_one_a_token():
     assert spec.cache_bytes(102).read_per_step == (16 * records + 25 * 8) * 2
     assert spec.cache_bytes(102, definition="hf-dynamic").allocated == 102 * (records + 8) * 2
     grams = load({**config, "ple_layer_ids": [2]})
-    assert grams.layers[1].states[-1].elements == 4 * 64 * (4 - 1) * 3
+    features, ids = grams.layers[1].states[-2:]
+    assert features.elements == 4 * 64 * (4 - 1) * 3
+    assert (ids.elements, ids.itemsize) == (3 - 1, 8)
     assert grams.layers[0].states == spec.layers[0].states
 
 
