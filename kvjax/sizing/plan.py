@@ -170,16 +170,20 @@ def batch_floors(
 
 
 def _fewest(spec: ModelSpec, demand: Demand, chip: Chip, max_tp: int, max_chips: int) -> Plan:
-    found, held = [], False
+    best, held = None, False
     for tp, pp in _shards_and_stages(max_tp, max_chips, len(spec.layers)):
         replica = _Replica(spec, demand, chip, tp, pp)
         held = held or replica.free_bytes >= 0
-        if (option := replica.plan(max_chips // (tp * pp))) is not None:
-            found.append(option)
-    if found:
-        return min(found, key=lambda option: (option.chips, -option.tokens_per_second))
+        option = replica.plan((best.chips if best else max_chips) // (tp * pp))
+        if option is not None and (best is None or _better(option, best)):
+            best = option
     lacks = "cache or rate" if held else "weights"
-    return Plan(chip.name, reason=f"{max_chips} too few for {lacks}")
+    return best or Plan(chip.name, reason=f"{max_chips} too few for {lacks}")
+
+
+def _better(option: Plan, than: Plan) -> bool:
+    fewer = than.chips - option.chips
+    return fewer > 0 or (fewer == 0 and option.tokens_per_second > than.tokens_per_second)
 
 
 def _shards_and_stages(max_tp: int, max_chips: int, depth: int) -> Iterator[tuple[int, int]]:
@@ -226,8 +230,7 @@ class _Replica:
 
     def plan(self, max_replicas: int) -> Plan | None:
         """As few replicas as meet the demand; None where `max_replicas` do not."""
-        most = self.largest_batch()
-        if most == 0:
+        if max_replicas == 0 or (most := self.largest_batch()) == 0:
             return None
         if self.demand.batch is not None:
             dp = 1 if math.isinf(most) else math.ceil(self.demand.batch / most)
