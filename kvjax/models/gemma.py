@@ -5,12 +5,14 @@ from dataclasses import replace
 
 from kvjax.models import llama
 from kvjax.models.family import Family
-from kvjax.models.fields import read_activation
+from kvjax.models.fields import choose, read_activation
 from kvjax.nn import DecoderConfig
 from kvjax.sizing import ModelSpec
 
 
 def decoder(config: dict, spec: ModelSpec) -> DecoderConfig:
+    field = "use_bidirectional_attention"  # of PaliGemma's prompts; it changes no cache
+    choose(field, bool(config.get(field)), {False: None})
     base = llama.decoder({"tie_word_embeddings": True, **config}, spec)
     norm = replace(base.norm, unit_offset=True)
     activation = read_activation(config, "hidden_act", "gelu_pytorch_tanh")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from kvjax import sizing
 from kvjax.models import gemma, gpt2, gpt_neox, llama, mistral, olmo2, phi3, qwen2, qwen3
 from kvjax.models.family import Family
@@ -34,8 +36,24 @@ def read_decoder(config: dict) -> tuple[Family, DecoderConfig]:
     model_type = config.get("model_type")
     if model_type not in FAMILIES:
         raise ValueError(f"model_type={model_type!r}: accepted are {', '.join(sorted(FAMILIES))}")
-    family = FAMILIES[model_type]
+    family, spec = FAMILIES[model_type], sizing.load(config)
+    _check_layers(spec)
     try:
-        return family, family.decoder(config, sizing.load(config))
+        return family, family.decoder(config, spec)
     except KeyError as error:
         raise ValueError(f"config.json of model_type {model_type} lacks {error}") from None
+
+
+def _check_layers(spec: sizing.ModelSpec) -> None:
+    """Decoders are built of layers that attend to K and V of their own sequence, and keep these."""
+    for index, layer in enumerate(spec.layers):
+        plain = sizing.LayerSpec(
+            layer.query_heads, layer.kv_heads, layer.key_dim, layer.value_dim, window=layer.window
+        )
+        for field in fields(plain):
+            given, accepted = getattr(layer, field.name), getattr(plain, field.name)
+            if given != accepted:
+                raise ValueError(
+                    f"layer {index} of {spec.model_type}: {field.name} is {given!r}, which sizing "
+                    f"counts and decoders do not have; accepted: {accepted!r}"
+                )

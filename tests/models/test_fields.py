@@ -108,9 +108,9 @@ def test_yarn_magnitude(factor, mscale, mscale_all_dim, magnitude):
         (
             "gemma_mqa",
             {"use_bidirectional_attention": True},
-            "use_bidirectional_attention: got True",
+            "use_bidirectional_attention=True: accepted are False",
         ),
-        ("gpt2_conv1d", {"add_cross_attention": True}, "add_cross_attention: got True"),
+        ("gpt2_conv1d", {"add_cross_attention": True}, "layer 1 of gpt2: cross is True"),
         ("gpt2_conv1d", {"tie_word_embeddings": False}, "tie_word_embeddings=False"),
         ("gpt2_conv1d", {"activation_function": "mish"}, "activation_function='mish'"),
     ],
