@@ -101,17 +101,24 @@ class Scaled(CodecSpec):
 
 @dataclass(frozen=True)
 class Tiled(CodecSpec):
-    """Codes with one scale for each tile of channels; the rope key beside a latent kept wider.
+    """Codes with one scale for each tile of channels of a head and token.
 
-    As in FlashMLA (656 bytes a record of 512 + 64) and in NVFP4 (352).
+    As in FlashMLA (656 bytes a record of 512 + 64) and in NVFP4 (352), which keep the rope key
+    beside a latent wider.
+
+    Attributes:
+        tile: channels a scale; the last tile of a head may be short.
+        scale_bytes: of one scale.
+        rope_bits: of a number of the rope key beside a latent, which then has no scales; None to
+            encode it as the rest.
     """
 
-    tile: int = 128
-    scale_bytes: int = 4
-    rope_bits: int = 16
+    tile: int = 32
+    scale_bytes: int = 2
+    rope_bits: int | None = None
 
     def per_token(self, part: Part) -> Fraction:
-        if part.rope:
+        if part.rope and self.rope_bits is not None:
             return Fraction(part.heads * -(-part.width * self.rope_bits // 8))
         scales = -(-part.width // self.tile) * self.scale_bytes
         return super().per_token(part) + part.heads * scales
@@ -168,10 +175,10 @@ CODECS: dict[str, CodecSpec] = {
         Scaled("fp8_e4m3_head", 8, "head"),
         Scaled("fp8_e4m3_token", 8, "token"),
         Scaled("int8", 8, "token"),
-        Scaled("int4", 4, "token"),
+        Tiled("int4", 4),
         Kivi("kivi2", 2),
         Kivi("kivi4", 4),
-        Tiled("fp8_ds_mla", 8),
+        Tiled("fp8_ds_mla", 8, tile=128, scale_bytes=4, rope_bits=16),
         Tiled("nvfp4", 4, tile=16, scale_bytes=1, rope_bits=8),
     )
 }

@@ -22,7 +22,8 @@ MLA = ModelSpec(
         # An f32 scale for each head and token, of K and of V.
         ("fp8_e4m3_token", 2 * (6 + 10 + 4 + 4)),
         ("int8", 2 * (6 + 10 + 4 + 4)),
-        ("int4", 2 * (3 + 5 + 4 + 4)),
+        # An fp16 scale for 32 channels of each head and token.
+        ("int4", 2 * (3 + 5 + 2 + 2)),
     ],
 )
 def test_bytes_of_a_token(name, per_token):
@@ -41,7 +42,8 @@ def test_scales_that_do_not_grow_are_kept_once_a_layer(name, scales):
 
 def test_odd_widths_of_four_bits_round_up_in_each_row():
     """An odd number of 4-bit codes ends in half a byte."""
-    assert CODECS["int4"].live(3, Part(2, 5, key=True)) == 3 * 2 * (3 + 4)
+    assert CODECS["int4"].live(3, Part(2, 5, key=True)) == 3 * 2 * (3 + 2)
+    assert CODECS["int4"].live(3, Part(2, 65, key=True)) == 3 * 2 * (33 + 3 * 2)
 
 
 def test_tiles_of_flash_mla_and_nvfp4():
@@ -77,6 +79,8 @@ def test_codecs_of_ones_own():
     assert Kivi("mine", 2, group=64, residual=64).per_token(Part(1, 64, True)) == Fraction(20)
     assert Scaled("mine", 8, "head").constants(Part(3, 8, True)) == 12
     assert Tiled("mine", 8, tile=32, scale_bytes=1).per_token(Part(1, 64, True)) == 64 + 2
+    assert Tiled("mine", 8, rope_bits=16).per_token(Part(1, 64, True, rope=True)) == 128
+    assert Tiled("mine", 8).per_token(Part(1, 64, True, rope=True)) == 64 + 4
     assert CodecSpec("mine", 4).per_token(Part(1, 5, True)) == 3
     with pytest.raises(ValueError, match="codec: got 'mine' of 4 bits; accepted: whole bytes"):
         _ = CodecSpec("mine", 4).itemsize
