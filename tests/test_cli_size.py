@@ -124,8 +124,9 @@ def test_plan_of_a_batch_and_of_a_rate(tmp_path, config):
                "--chip", "H200", "--json")  # fmt: skip
     (found,) = json.loads(done.stdout)["plans"]
     assert found["tokens_per_second"] >= 9000
-    table = run("plan", config, "--chip", "TPU-v5e", "--max-chips", 1).stdout
+    table = run("plan", config, "--chip", "TPU-v5e", "--max-chips", 1, "--source-tokens", 7).stdout
     assert "too few" in table
+    assert "8,192 tokens and a source of 7" in " ".join(table.split())
     assert "1 sequence of 8,192 tokens" in table
 
 
@@ -172,6 +173,7 @@ def test_a_window_everywhere_has_no_limit(tmp_path):
         (["--codec", "int3"], "codec: got 'int3'"),
         (["--batch", "0"], "batch: got 0"),
         (["--chip", "H300"], "chip: got 'H300'"),
+        (["--chip", "H200", "--tokens", 10**400], "int too large"),
     ],
 )
 def test_bad_options_give_one_line(config, arguments, message):

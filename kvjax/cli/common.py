@@ -16,7 +16,7 @@ def one_clear_error() -> Iterator[None]:
     """End with the message alone and status 1 where the input, or a missing extra, is at fault."""
     try:
         yield
-    except (ValueError, OSError, ModuleNotFoundError) as error:
+    except (ValueError, OverflowError, OSError, ModuleNotFoundError) as error:
         typer.echo(f"kvjax: {error}", err=True)
         raise typer.Exit(1) from None
 

@@ -30,6 +30,9 @@ def plan(
     memory_share: Annotated[
         float, typer.Option(help="Share of a chip's memory that weights and cache may take.")
     ] = 0.9,
+    source_tokens: Annotated[
+        int, typer.Option(help="Tokens of the source of an encoder-decoder model.")
+    ] = 0,
     max_tp: Annotated[int, typer.Option(help="The most tensor-parallel shards.")] = 8,
     max_chips: Annotated[int, typer.Option(help="The most chips that are tried.")] = 1024,
     plot: Annotated[
@@ -54,7 +57,14 @@ def plan(
             batch = 1
         spec = sizing.load(config)
         demand = sizing.Demand(
-            _lengths(tokens), batch, tokens_per_second, codec, weights, page_size, memory_share
+            _lengths(tokens),
+            batch,
+            tokens_per_second,
+            codec,
+            weights,
+            page_size,
+            memory_share,
+            source_tokens,
         )
         plans = sizing.plan(
             spec, demand, chip or list(sizing.CHIPS), max_tp=max_tp, max_chips=max_chips

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from kvjax.sizing import codecs
+from kvjax.sizing.checks import amount, is_amount, whole
 from kvjax.sizing.codecs import CodecSpec
 from kvjax.sizing.placement import Batch, Placement, Placing
 
@@ -22,19 +23,18 @@ def tokens_that_fit(
     **placing: Unpack[Placing],
 ) -> float:
     """See `ModelSpec.tokens_that_fit`."""
-    if not budget_bytes >= 0:
-        raise ValueError(f"budget_bytes: got {budget_bytes!r}; accepted: 0 or more")
-    if budget_bytes == math.inf:
-        return math.inf
+    amount("budget_bytes", budget_bytes)
 
     def allocated(tokens: int) -> int:
         return spec.cache_bytes(tokens, batch, codec, **placing).allocated
 
     if allocated(0) > budget_bytes:
         raise ValueError(
-            f"budget_bytes: got {budget_bytes}; accepted: at least {allocated(0)}, which the "
-            "source of the cross-attention takes before the first token"
+            f"budget_bytes: got {budget_bytes}; accepted: at least {allocated(0)}, which the cache "
+            "takes before the first token (of a source, or of a learned prompt)"
         )
+    if budget_bytes == math.inf:
+        return math.inf
     settled = _settled(spec, batch, codecs.codec(codec), Placement(**placing))
     too_long = 1
     while allocated(too_long) <= budget_bytes:
@@ -59,10 +59,9 @@ def sequences_that_fit(
     **placing: Unpack[Placing],
 ) -> float:
     """See `ModelSpec.sequences_that_fit`."""
-    if not budget_bytes >= 0:
-        raise ValueError(f"budget_bytes: got {budget_bytes!r}; accepted: 0 or more")
-    mix = tokens if isinstance(tokens, Mapping) else {tokens: 1.0}
-    if not mix or min(mix.values()) < 0 or not sum(mix.values()) > 0:
+    amount("budget_bytes", budget_bytes)
+    mix = tokens if isinstance(tokens, Mapping) else {whole("tokens", tokens, 0): 1}
+    if not is_mix(mix.values()):
         raise ValueError(f"tokens: got {mix!r}; accepted: weights of 0 or more, not all 0")
     cost = sum(
         weight * spec.cache_bytes(length, 1, codec, **placing).total
@@ -70,7 +69,12 @@ def sequences_that_fit(
     ) / sum(mix.values())
     if budget_bytes == math.inf or cost == 0:
         return math.inf
-    return math.floor(budget_bytes / cost)
+    return math.floor(budget_bytes / cost) * Placement(**placing).dp
+
+
+def is_mix(weights: Collection[float]) -> bool:
+    """Whether they are finite weights of which not all are 0."""
+    return all(is_amount(weight) for weight in weights) and 0 < sum(weights) < math.inf
 
 
 def _settled(spec: ModelSpec, batch: Batch, codec: CodecSpec, placement: Placement) -> int:
@@ -79,6 +83,6 @@ def _settled(spec: ModelSpec, batch: Batch, codec: CodecSpec, placement: Placeme
     ratios = max((pool.ratio for layer in spec.layers for pool in layer.pools), default=1)
     page = (placement.page_size or 1) * ratios
     ring = spans + placement.in_flight + placement.ring_multiple
-    shortest = 1.0 if isinstance(batch, int) else min(batch)
+    shares = batch if isinstance(batch, Sequence) else (1,)
     length = ring + 2 * page + codec.tokens_kept_exact + codec.tokens_sharing
-    return math.ceil(length / shortest) if shortest > 0 else length
+    return math.ceil(length / min((share for share in shares if share), default=1))

@@ -115,6 +115,6 @@ def chip(name: str | Chip) -> Chip:
     """
     if isinstance(name, Chip):
         return name
-    if name not in CHIPS:
+    if not isinstance(name, str) or name not in CHIPS:
         raise ValueError(f"chip: got {name!r}; accepted: {', '.join(CHIPS)}")
     return CHIPS[name]

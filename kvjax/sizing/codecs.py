@@ -193,7 +193,7 @@ def codec(name: str | CodecSpec) -> CodecSpec:
     """
     if isinstance(name, CodecSpec):
         return name
-    spec = CODECS.get(_SPELLINGS.get(name, name))
+    spec = CODECS.get(_SPELLINGS.get(name, name)) if isinstance(name, str) else None
     if spec is None:
         raise ValueError(f"codec: got {name!r}; accepted: {', '.join([*CODECS, *_SPELLINGS])}")
     return spec

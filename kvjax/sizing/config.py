@@ -1,6 +1,7 @@
 """Reading config.json and its fields, with errors that name what is wrong."""
 
 import json
+import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ def read_config(source: ConfigSource) -> dict[str, Any]:
     """
     if isinstance(source, Mapping):
         return dict(source)
+    if not isinstance(source, str | os.PathLike):
+        raise ValueError(f"source: got {source!r}; accepted: a path, or the config as a mapping")
     path = Path(source)
     if path.is_dir():
         path = path / "config.json"
@@ -35,6 +38,10 @@ def read_config(source: ConfigSource) -> dict[str, Any]:
         raise ValueError(f"{path}, {place}: not JSON: {error.msg}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path}: not a text file; accepted: JSON in UTF-8") from None
+    except RecursionError:
+        raise ValueError(f"{path}: nested too deeply; accepted: a config.json") from None
+    except ValueError:  # the one other that reading numbers raises
+        raise ValueError(f"{path}: a number of too many digits; accepted: a config.json") from None
     if not isinstance(config, dict):
         raise ValueError(f"{path}: got a JSON {type(config).__name__}; accepted: a JSON object")
     return config
@@ -137,6 +144,14 @@ class Fields:
             value = absent
         return whole(name, value, least)
 
+    def factor(self, name: str, absent: float) -> float:
+        """The value of a field that a size is multiplied with; `absent` where it is not there."""
+        value = self.get(name, absent)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (number and 0 < value < math.inf):
+            raise ValueError(f"{name}: got {value!r}; accepted: a number above 0")
+        return value
+
     def names(self, name: str, depth: int, accepted: Collection[str]) -> tuple[str, ...] | None:
         """The value of a field that names the kind of each layer; None where absent or null."""
         value = self.get(name)
@@ -161,9 +176,16 @@ class Fields:
 
     def layer(self, index: int) -> "Fields":
         """The fields as layer `index` sees them: `per_layer_config` may override some."""
-        overrides = self.part("per_layer_config") or {}
-        # transformers writes the keys with leading zeros, so that they sort by number.
-        own = next((value for key, value in overrides.items() if int(key) == index), None)
+        overrides: dict[int, Mapping[str, Any]] = {}
+        for key, value in (self.part("per_layer_config") or {}).items():
+            if not (str(key).isdecimal() and isinstance(value, Mapping)):
+                raise ValueError(
+                    f"per_layer_config: got {value!r} for {key!r}; accepted: a JSON object for the "
+                    "number of a layer"
+                )
+            # transformers writes the keys with leading zeros, so that they sort by number.
+            overrides[int(key)] = value
+        own = overrides.get(index)
         if own is None:
             return self
         view = Fields({**self._config, **own}, self.model_type, nested=self.nested)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NotRequired, TypedDict
 
 from kvjax.sizing import hf_caches
-from kvjax.sizing.checks import whole
+from kvjax.sizing.checks import is_amount, whole
 from kvjax.sizing.layer import LayerSpec
 from kvjax.sizing.layouts import LayoutSpec, layout_of
 
@@ -48,11 +48,11 @@ class Placement:
     definition: str = "kvjax"
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "dp", "in_flight", "ring_multiple"):
-            whole(name, getattr(self, name))
-        whole("source_tokens", self.source_tokens, 0)
+        counts = {"source_tokens": 0, "tp": 1, "pp": 1, "dp": 1, "in_flight": 1, "ring_multiple": 1}
         if self.page_size is not None:
-            whole("page_size", self.page_size)
+            counts["page_size"] = 1
+        for name, least in counts.items():  # as ints, whatever kind of whole numbers was given
+            object.__setattr__(self, name, whole(name, getattr(self, name), least))
         if self.definition not in DEFINITIONS:
             raise ValueError(
                 f"definition: got {self.definition!r}; accepted: {', '.join(DEFINITIONS)}"
@@ -73,7 +73,7 @@ class Placement:
 def sequence_lengths(tokens: int, batch: Batch, dp: int) -> Counter[int]:
     """How many sequences of each length the fullest of `dp` replicas holds."""
     if isinstance(batch, Sequence):
-        if not batch or not all(0 <= share <= 1 for share in batch):
+        if not batch or not all(is_amount(share) and share <= 1 for share in batch):
             raise ValueError(
                 f"batch: got {batch!r}; accepted: shares between 0 and 1, at least one"
             )

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvjax.sizing import chips as known_chips
-from kvjax.sizing.checks import whole
+from kvjax.sizing.capacity import is_mix
+from kvjax.sizing.checks import is_amount, whole
 from kvjax.sizing.placement import Placing
 from kvjax.sizing.roofline import Chip, DecodeFloor
 from kvjax.sizing.spec import ModelSpec
@@ -28,6 +29,7 @@ class Demand:
         page_size: slots a page of the cache.
         memory_share: of a chip's memory that weights and cache may take; the rest is for
             activations, communication and what the runtime keeps.
+        source_tokens: tokens of the source that cross-attention layers attend to.
     """
 
     lengths: Mapping[int, float]
@@ -37,6 +39,7 @@ class Demand:
     weights: str = "bf16"
     page_size: int | None = None
     memory_share: float = 0.9
+    source_tokens: int = 0
 
     def __post_init__(self) -> None:
         if (self.batch is None) == (self.tokens_per_second is None):
@@ -45,21 +48,21 @@ class Demand:
                 "accepted: one of the two"
             )
         if self.batch is not None:
-            whole("batch", self.batch)
-        if self.tokens_per_second is not None and not self.tokens_per_second > 0:
+            object.__setattr__(self, "batch", whole("batch", self.batch))
+        rate = self.tokens_per_second
+        if rate is not None and not (is_amount(rate) and 0 < rate < math.inf):
+            raise ValueError(f"tokens_per_second: got {rate!r}; accepted: more than 0, finite")
+        if not (is_amount(self.memory_share) and 0 < self.memory_share <= 1):
             raise ValueError(
-                f"tokens_per_second: got {self.tokens_per_second}; accepted: more than 0"
+                f"memory_share: got {self.memory_share!r}; accepted: more than 0, at most 1"
             )
-        if not 0 < self.memory_share <= 1:
+        if not isinstance(self.lengths, Mapping) or not is_mix(self.lengths.values()):
             raise ValueError(
-                f"memory_share: got {self.memory_share}; accepted: more than 0, at most 1"
+                f"lengths: got {self.lengths!r}; accepted: shares of 0 or more by length, not all 0"
             )
         for length in self.lengths:
             whole("tokens", length)
-        if not self.lengths or min(self.lengths.values()) < 0 or sum(self.lengths.values()) <= 0:
-            raise ValueError(
-                f"lengths: got {dict(self.lengths)}; accepted: shares of 0 or more, not all 0"
-            )
+        whole("source_tokens", self.source_tokens, 0)
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ def plan(
     Raises:
         ValueError: an argument is not one of those accepted, or the parameters are not known.
     """
-    whole("max_tp", max_tp), whole("max_chips", max_chips)
+    max_tp, max_chips = whole("max_tp", max_tp), whole("max_chips", max_chips)
     return [_fewest(spec, demand, known_chips.chip(chip), max_tp, max_chips) for chip in chips]
 
 
@@ -258,6 +261,7 @@ class _Replica:
                 codec=self.demand.codec,
                 weight_codec=self.demand.weights,
                 tp=self.tp,
+                source_tokens=self.demand.source_tokens,
             )
             for name, seconds in floor.ceilings.items():
                 ceilings[name] = ceilings.get(name, 0.0) + seconds * share / total
@@ -299,4 +303,9 @@ class _Replica:
 
     @property
     def _placing(self) -> Placing:
-        return {"page_size": self.demand.page_size, "tp": self.tp, "pp": self.pp}
+        return {
+            "page_size": self.demand.page_size,
+            "tp": self.tp,
+            "pp": self.pp,
+            "source_tokens": self.demand.source_tokens,
+        }

@@ -9,6 +9,8 @@ from kvjax.sizing.families.wrapper import Part
 from kvjax.sizing.spec import ModelSpec
 from kvjax.sizing.weights.count import count_weights
 
+_MOST_LEVELS = 16  # of configs within configs
+
 
 def load(source: ConfigSource) -> ModelSpec:
     """The cache of the model that a Hugging Face config.json describes.
@@ -24,11 +26,17 @@ def load(source: ConfigSource) -> ModelSpec:
     outer = model_type = _known(part.config.get("model_type"))
     tied: object = None  # the outermost model that says so decides
     own_sizes = True
-    while model_type in WRAPPERS:
+    for _ in range(_MOST_LEVELS):
+        if model_type not in WRAPPERS:
+            break
         own_sizes = own_sizes and not WRAPPERS[model_type].default
         tied = part.config.get("tie_word_embeddings") if tied is None else tied
         part = WRAPPERS[model_type].unwrap(part.config, model_type)
         model_type = _known(part.model_type)
+    else:
+        raise ValueError(
+            f"model_type: got {model_type!r} within {_MOST_LEVELS} others; accepted: a decoder's"
+        )
     fields = Fields(part.config, model_type, nested=part.nested)
     spec = READERS[model_type].read(fields)
     return replace(spec, model_type=outer, weights=count_weights(fields, spec, tied, own_sizes))

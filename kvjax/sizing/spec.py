@@ -81,7 +81,7 @@ class ModelSpec:
         )
 
     def bytes_per_token(
-        self, codec: str | CodecSpec = "bf16", *, at: int | None = None, tp: int = 1
+        self, codec: str | CodecSpec = "bf16", *, at: int | None = None, tp: int = 1, pp: int = 1
     ) -> int:
         """Bytes that one more token of one sequence adds.
 
@@ -89,14 +89,21 @@ class ModelSpec:
             codec: name or spec of the codec.
             at: tokens held already, of which a full window adds nothing and a pool only once in
                 its ratio; None for the average while no window is full, rounded up.
-            tp: as in `cache_bytes`.
+            tp, pp: as in `cache_bytes`.
         """
         if at is not None:
-            before, after = (self.cache_bytes(n, codec=codec, tp=tp) for n in (at, at + 1))
-            return after.allocated - before.allocated
+            tokens = whole("at", at, 0)
+            before, after = (
+                self.cache_bytes(n, 1, codec, tp=tp, pp=pp).allocated for n in (tokens, tokens + 1)
+            )
+            return after - before
         encoding, shards = codecs.codec(codec), whole("tp", tp)
-        kept = (layer for layer in self.layers if layer.shares_with is None)
-        return math.ceil(sum(layer.per_token(encoding, shards) for layer in kept))
+        added = [
+            0 if layer.shares_with is not None else layer.per_token(encoding, shards)
+            for layer in self.layers
+        ]
+        cuts = stages(len(self.layers), whole("pp", pp))
+        return math.ceil(max(sum(added[index] for index in stage) for stage in cuts))
 
     def tokens_that_fit(
         self,
@@ -111,8 +118,8 @@ class ModelSpec:
             An int; math.inf where every length fits: a window in every layer, or no limit.
 
         Raises:
-            ValueError: not even an empty cache fits (cross-attention to a source, a residual
-                window), or an argument is none of those accepted.
+            ValueError: not even an empty cache fits (cross-attention to a source, a learned
+                prompt), or an argument is none of those accepted.
         """
         return capacity.tokens_that_fit(self, budget_bytes, batch, codec, **placing)
 
@@ -123,10 +130,12 @@ class ModelSpec:
         codec: str | CodecSpec = "bf16",
         **placing: Unpack[Placing],
     ) -> float:
-        """How many sequences' allocated slots, states and tables fit into `budget_bytes`.
+        """How many sequences' allocated slots, states and tables fit, over all `dp` replicas.
+
+        Scales that a layer keeps once are counted with every sequence.
 
         Args:
-            budget_bytes: 0 or more.
+            budget_bytes: of one device; 0 or more.
             tokens: the length of every sequence; or a distribution, from length to weight, of
                 which the mean cost counts.
             codec, placing: as in `cache_bytes`.
@@ -203,14 +212,14 @@ class ModelSpec:
         """
         work = step_work(
             self,
-            tokens,
-            batch,
+            whole("tokens", tokens, 0),
+            whole("batch", batch),
             weight_bytes=weight_bytes,
             codec=codecs.codec(codec),
             precision=precisions.precision(weight_codec),
             products=products,
-            tp=tp,
-            source_tokens=source_tokens,
+            tp=whole("tp", tp),
+            source_tokens=whole("source_tokens", source_tokens, 0),
         )
         return decode_floor(chips.chip(chip), work)
 

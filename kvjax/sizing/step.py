@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvjax.sizing.checks import amount
 from kvjax.sizing.codecs import CodecSpec
 from kvjax.sizing.roofline import SOFTMAX_FLOP, Work
 from kvjax.sizing.weights import Precision
@@ -51,6 +52,4 @@ def _weights(
     """Bytes of weights that a step reads, and weights that each of its tokens multiplies."""
     if nbytes is None:
         return spec.weight_bytes_read(batch, precision), spec.parameters_active
-    if not nbytes >= 0:
-        raise ValueError(f"weight_bytes: got {nbytes!r}; accepted: 0 or more")
-    return nbytes, nbytes / precision.itemsize
+    return amount("weight_bytes", nbytes), nbytes / precision.itemsize

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NotRequired, TypedDict, Unpack
 
 from kvjax.sizing import chips
-from kvjax.sizing.checks import whole
+from kvjax.sizing.checks import amount, is_amount, whole
 from kvjax.sizing.codecs import CodecSpec
 from kvjax.sizing.placement import Placing
 from kvjax.sizing.roofline import Chip
@@ -104,8 +104,8 @@ def batch_ceiling(
     Returns:
         An int, 0 where the weights alone do not fit; math.inf where a sequence costs nothing.
     """
-    if not 0 < memory_share <= 1:
-        raise ValueError(f"memory_share: got {memory_share}; accepted: more than 0, at most 1")
+    if not (is_amount(memory_share) and 0 < memory_share <= 1):
+        raise ValueError(f"memory_share: got {memory_share!r}; accepted: more than 0, at most 1")
     weights = _share(_held_bytes(spec, weight_bytes, weight_codec), placing)
     free = chips.chip(chip).memory_bytes * memory_share - weights
     if free < 0:
@@ -136,9 +136,7 @@ def _held_bytes(spec: ModelSpec, nbytes: float | None, stored: str | Precision) 
     """Bytes of all weights."""
     if nbytes is None:
         return spec.weight_bytes(stored)
-    if not nbytes >= 0:
-        raise ValueError(f"weight_bytes: got {nbytes!r}; accepted: 0 or more")
-    return nbytes
+    return amount("weight_bytes", nbytes)
 
 
 def _share(weights: float, placing: Placing) -> float:

@@ -17,7 +17,15 @@ _RECORDS = {
 
 def title(figures: dict[str, Any]) -> str:
     """What the figures of `report` are for."""
-    return "{batch} × {tokens:,} tokens, {codec}, allocated as by {definition}".format(**figures)
+    says = "{batch:,} × {tokens:,} tokens, {codec}, allocated as by {definition}".format(**figures)
+    if figures["source_tokens"]:
+        says += f", source of {figures['source_tokens']:,} tokens"
+    if figures["page_size"] is not None:
+        says += f", pages of {figures['page_size']:,}"
+    if figures["in_flight"] > 1:
+        says += f", {figures['in_flight']:,} tokens in flight"
+    spread = [f"{name} {figures[name]:,}" for name in ("tp", "pp", "dp") if figures[name] > 1]
+    return says + (f"; cache of one device of {' × '.join(spread)}" if spread else "")
 
 
 def rows(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -85,8 +93,9 @@ def plan_title(model_type: str, demand: "Demand") -> str:
         if demand.batch is not None
         else f"{demand.tokens_per_second:,g} tokens/s"
     )
+    source = f" and a source of {demand.source_tokens:,}" if demand.source_tokens else ""
     return (
-        f"{model_type}: {asked} of {lengths} tokens, weights in {demand.weights}, "
+        f"{model_type}: {asked} of {lengths} tokens{source}, weights in {demand.weights}, "
         f"cache in {demand.codec}"
     )
 

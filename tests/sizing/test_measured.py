@@ -18,6 +18,12 @@ TINY = json.loads((HERE / "measured_tiny.json").read_text())["records"]
 FAMILIES = json.loads((HERE / "hf_families.json").read_text())
 
 
+# Bytes a token in bf16 of published models that no class of transformers reads.
+UNMEASURED = {
+    "Qwen-1.8B (v1)": 24 * 2 * 16 * 128 * 2,
+    "Phi-3-small-8k": 32 * 2 * 8 * 128 * 2,
+    "InternLM2-20B": 48 * 2 * 8 * 128 * 2,
+}
 # Families that are refused, since what they cache are not keys and values.
 REFUSED = {"reformer": "buckets and hidden states", "xlnet": "hidden states"}
 # Records whose StaticCache this library does not describe.
@@ -73,7 +79,7 @@ def test_published_models(record):
     spec = sizing.load(record["config"])
     measured = record.get("hf_measured")
     if measured is None:
-        assert spec.bytes_per_token() > 0
+        assert spec.bytes_per_token() == UNMEASURED[record["name"]]
         return
     found = spec.cache_bytes(measured["T"], measured["batch"], definition="hf-dynamic")
     assert found.allocated == measured["kv_bytes"]

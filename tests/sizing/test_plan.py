@@ -65,6 +65,15 @@ def test_a_page_and_precisions_count():
     assert small.weight_bytes == LLAMA.weight_bytes("fp8") < 0.6 * exact.weight_bytes
 
 
+def test_the_source_of_an_encoder_decoder_counts():
+    layers = (LayerSpec(8, 8, 64, 64), LayerSpec(8, 8, 64, 64, cross=True))
+    spec = ModelSpec("test", 512, layers, weights=Weights(head=10**6))
+    for source in (0, 3000):
+        (found,) = plan(spec, Demand({1024: 1}, batch=4, source_tokens=source), ["H200"])
+        assert found.cache_bytes == 4 * ((1024 + source) * 2048 + 2 * 5)
+        assert found.floor == spec.decode_floor("H200", 1024, 4, source_tokens=source)
+
+
 def test_a_mix_costs_its_mean():
     found = only(Demand({2048: 0.75, 32768: 0.25}, batch=8), "H200")
     assert found.cache_bytes == 8 * (0.75 * 2048 + 0.25 * 32768) * TOKEN + 8 * TABLES
@@ -140,9 +149,15 @@ def test_floors_over_the_batch():
         (lambda: Demand({8: 1}), "batch: got None with tokens_per_second None; accepted: one of"),
         (lambda: Demand({8: 1}, 1, 1.0), "batch: got 1 with tokens_per_second 1.0"),
         (lambda: Demand({8: 1}, 0), "batch: got 0"),
+        (lambda: Demand({8: 1}, 1, source_tokens=-1), "source_tokens: got -1"),
         (lambda: Demand({8: 1}, tokens_per_second=0), "tokens_per_second: got 0"),
         (lambda: Demand({}, 1), "lengths: got {}"),
         (lambda: Demand({8: -1}, 1), "lengths: got {8: -1}"),
+        (lambda: Demand({8: math.inf}, 1), "lengths: got {8: inf}"),
+        (lambda: Demand([8], 1), r"lengths: got \[8\]; accepted: shares of 0 or more by length"),
+        (lambda: Demand({8: 1}, tokens_per_second=math.inf), "tokens_per_second: got inf"),
+        (lambda: Demand({8: 1}, tokens_per_second="9"), "tokens_per_second: got '9'"),
+        (lambda: Demand({8: 1}, 1, memory_share="1"), "memory_share: got '1'"),
         (lambda: Demand({0: 1}, 1), "tokens: got 0"),
         (lambda: Demand({8: 1}, 1, memory_share=0), "memory_share: got 0"),
         (lambda: Demand({8: 1}, 1, memory_share=1.5), "memory_share: got 1.5"),

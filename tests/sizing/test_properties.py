@@ -82,7 +82,8 @@ placings = st.fixed_dictionaries(
     }
 )
 definitions = st.sampled_from(("hf-dynamic", "hf-static"))
-batches = st.integers(1, 5) | st.lists(st.floats(0.05, 1), min_size=1, max_size=4)
+shares = st.floats(0.05, 1) | st.just(0)
+batches = st.integers(1, 5) | st.lists(shares, min_size=1, max_size=4)
 lengths = st.integers(0, 1200) | st.integers(1, 9).map(lambda blocks: 128 * blocks - 1)
 codecs = st.sampled_from(list(CODECS))
 FIGURES = ("ideal", "allocated", "read_per_step", "state", "tables")
@@ -194,9 +195,11 @@ def test_the_inverse_of_transformers_caches(spec, codec, tokens, batch, definiti
 
 @given(models(), codecs, st.integers(0, 10**8), lengths, placings)
 def test_sequences_that_fit(spec, codec, budget, tokens, placing):
-    placing = {**placing, "dp": 1}
     spec, placing = holdable(spec, codec, placing)
+    everywhere, dp = spec.sequences_that_fit(budget, tokens, codec, **placing), placing["dp"]
+    placing = {**placing, "dp": 1}
     fits = spec.sequences_that_fit(budget, tokens, codec, **placing)
+    assert everywhere == dp * fits
     one = spec.cache_bytes(tokens, 1, codec, **placing).total
     if fits == math.inf:
         assert one == 0

@@ -1,6 +1,7 @@
 """What each family's config means, field by field, and what is refused."""
 
 import json
+import math
 
 import pytest
 
@@ -163,6 +164,7 @@ def test_pooling_gpt2_saves_exactly_the_projections():
         (config("llama", num_kv_shared_layers=2), "num_kv_shared_layers: got 2"),
         (config("llama", kv_lora_rank=512), "kv_lora_rank: got 512"),
         (config("llama", num_kv_heads=2), "num_kv_heads: got 2"),
+        (config("llama", n_kv_heads=2), "n_kv_heads: got 2; accepted for llama: absent"),
         (config("llama", text_config={"hidden_size": 8}), "text_config: got"),
         (config("llama", add_cross_attention=True), "add_cross_attention: got True"),
         ({**GPT2, "n_head": 7}, "n_head: got 7 with n_embd 64"),
@@ -180,6 +182,27 @@ def test_pooling_gpt2_saves_exactly_the_projections():
         ),
         (config("qwen2", num_key_value_heads=2, use_sliding_window=1), "use_sliding_window: got 1"),
         (config("qwen2", num_key_value_heads=2, max_window_layers=-1), "max_window_layers: got -1"),
+        (config("llama", num_hidden_layers=10**30), "num_hidden_layers: got 10+ layers; accepted"),
+        (config("hrm_text", H_cycles=10**30), "H_cycles, L_cycles: got"),
+        (config("inkling2_loop_text", loop_num_passes=10**30), "loop_num_passes: got"),
+        (config("t5", d_kv=8, num_decoder_layers=10**30), "num_decoder_layers: got"),
+        (config("llama", per_layer_config={"a": {}}), "per_layer_config: got {} for 'a'; accepted"),
+        (config("llama", per_layer_config={"0": 1}), "per_layer_config: got 1 for '0'"),
+        (config("minimax", attn_type_list=[{}] * 4), "attn_type_list: got"),
+        (config("recurrent_gemma", block_types=[[]] * 4), "block_types: got"),
+        (config("ernie4_5_moe", moe_layer_interval=0), "moe_layer_interval: got 0"),
+        (config("jamba", expert_layer_period=0), "expert_layer_period: got 0"),
+        (config("lfm2", block_multiple_of=0), "block_multiple_of: got 0"),
+        (config("lfm2", block_ffn_dim_multiplier="1"), "block_ffn_dim_multiplier: got '1'"),
+        (config("lfm2", block_ffn_dim_multiplier=math.nan), "block_ffn_dim_multiplier: got nan"),
+        (config("xlstm", num_heads=8, qk_dim_factor=math.inf), "qk_dim_factor: got inf"),
+        (
+            without(config("xlstm", num_heads=8, ffn_proj_factor=None), "num_attention_heads"),
+            "ffn_proj_factor: got None",
+        ),
+        (config("dory", n_recurrent_layers="8"), "n_recurrent_layers: got '8'"),
+        (config("step3p5", moe_layers_enum="4,x"), "moe_layers_enum: got '4,x'"),
+        (config("llama4_text", interleave_moe_layer_step=0), "interleave_moe_layer_step: got 0"),
     ],
 )
 def test_refusals_name_the_field(given, message):
@@ -216,12 +239,32 @@ def test_sources_are_equivalent(tmp_path):
         (b"[1, 2]", "config.json: got a JSON list"),
         (b'{"a": "\xff"}', "config.json: not a text file"),
         (b"", "config.json, line 1"),
+        (b"[" * 10**6, "config.json: nested too deeply"),
+        (b'{"hidden_size": ' + b"9" * 5000 + b"}", "config.json: a number of too many digits"),
     ],
 )
 def test_bad_files(tmp_path, content, message):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         sizing.read_config(tmp_path)
+
+
+@pytest.mark.parametrize("source", [None, 5, ["config.json"]])
+def test_sources_that_are_none(source):
+    with pytest.raises(ValueError, match=r"source: got .*; accepted: a path"):
+        load(source)
+
+
+def test_a_byte_order_mark_is_no_obstacle(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config("llama")), "utf-8-sig")
+    assert load(tmp_path) == load(config("llama"))
+
+
+def test_a_config_that_holds_itself():
+    given = {"model_type": "llava"}
+    given["text_config"] = given
+    with pytest.raises(ValueError, match="model_type: got 'llava' within 16 others"):
+        load(given)
 
 
 def test_missing_files(tmp_path):

@@ -79,6 +79,16 @@ def test_shards_hold_whole_heads_and_repeat_them(tp, share):
     assert spec.bytes_per_token(tp=tp) * 8 == spec.bytes_per_token() * share
 
 
+def test_a_token_adds_to_the_largest_stage():
+    spec = ModelSpec("test", 64, (*plain(3, 8, 2).layers, *plain(2, 8, 8, window=4).layers))
+    one = 2 * 128 * 2
+    assert spec.bytes_per_token(pp=2) == spec.bytes_per_token(at=3, pp=2) == (2 + 8 + 8) * one
+    assert spec.bytes_per_token(at=4, pp=2) == 2 * one
+    assert spec.bytes_per_token(pp=2, tp=4) == (1 + 2 + 2) * one
+    with pytest.raises(ValueError, match="pp: got 6 for 5 layers"):
+        spec.bytes_per_token(pp=6)
+
+
 def test_pages_round_up():
     spec = plain(2, 4, 4, 16)
     one = spec.bytes_per_token()
@@ -172,7 +182,57 @@ SPEC = plain(2, 8, 2)
 SLIDING = plain(2, 8, 2, window=4)
 CROSS = plain(1, 1, 1, 16, cross=True)
 POOLED = plain(1, 1, 1, 16, pools=(Pool(4, 8),))
+PROMPTED = plain(1, 1, 1, 16, prompt=3)
 MAMBA = ModelSpec("test", 64, (state_layer(State("recurrent", 8)),))
+
+
+class Whole:
+    """A whole number that is not an int, as numpy's are not."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __index__(self) -> int:
+        return self.value
+
+
+class Unindexable:
+    """An array of several numbers, which says that it is one until it is asked for it."""
+
+    def __index__(self) -> int:
+        raise TypeError("only length-1 arrays can be converted to Python scalars")
+
+    def __repr__(self) -> str:
+        return "an array"
+
+
+def test_whole_numbers_of_any_kind_are_ints():
+    placing = {"page_size": 4, "tp": 2, "pp": 2, "dp": 2, "source_tokens": 3, "in_flight": 2}
+    of_a_kind = {name: Whole(value) for name, value in placing.items()}
+    for spec in (SPEC, CROSS, MAMBA):
+        given, kinds = (
+            {**numbers, "pp": min(placing["pp"], len(spec.layers))}
+            for numbers in (placing, of_a_kind)
+        )
+        assert spec.cache_bytes(Whole(9), Whole(4), **kinds) == spec.cache_bytes(9, 4, **given)
+    assert SPEC.bytes_per_token(at=Whole(9)) == SPEC.bytes_per_token(at=9)
+    assert SPEC.tokens_that_fit(10**6, Whole(4)) == SPEC.tokens_that_fit(10**6, 4)
+    assert SPEC.decode_floor(
+        "H200", Whole(9), Whole(4), weight_bytes=0, tp=Whole(2), source_tokens=Whole(3)
+    ) == SPEC.decode_floor("H200", 9, 4, weight_bytes=0, tp=2, source_tokens=3)
+
+
+def test_a_mix_with_empty_sequences_is_limited_by_the_others():
+    token = SPEC.bytes_per_token()
+    assert SPEC.tokens_that_fit(5 * token, (0.01, 0)) == 599
+    assert SPEC.tokens_that_fit(5 * token, (0,)) == math.inf
+
+
+def test_replicas_hold_as_many_sequences_each():
+    budget = 5 * SPEC.cache_bytes(8).total
+    assert SPEC.sequences_that_fit(budget, 8) == 5
+    assert SPEC.sequences_that_fit(budget, 8, dp=3) == 15
+    assert SPEC.cache_bytes(8, 15, dp=3).total <= budget < SPEC.cache_bytes(8, 16, dp=3).total
 
 
 @pytest.mark.parametrize(
@@ -217,7 +277,27 @@ MAMBA = ModelSpec("test", 64, (state_layer(State("recurrent", 8)),))
             "budget_bytes: got 9; accepted: at least 640",
         ),
         (lambda: MAMBA.intensity(), "intensity: test has no layer that attends"),
-        (lambda: SPEC.bytes_per_token(at=-1), "tokens: got -1"),
+        (lambda: SPEC.bytes_per_token(at=-1), "at: got -1"),
+        (lambda: SPEC.bytes_per_token(at="8"), "at: got '8'"),
+        (lambda: codec(["bf16"]), r"codec: got \['bf16'\]; accepted: f32"),
+        (lambda: SPEC.cache_bytes(1, "8"), "batch: got '8'; accepted: shares between 0 and 1"),
+        (lambda: SPEC.cache_bytes(1, (0.5, math.nan)), r"batch: got \(0.5, nan\)"),
+        (lambda: SPEC.cache_bytes(1, (0.5, "1")), r"batch: got \(0.5, '1'\)"),
+        (lambda: SPEC.cache_bytes(1, tp=Unindexable()), "tp: got an array"),
+        (lambda: SPEC.tokens_that_fit("8"), "budget_bytes: got '8'; accepted: 0 or more"),
+        (lambda: SPEC.tokens_that_fit(math.inf, 0), "batch: got 0"),
+        (lambda: PROMPTED.tokens_that_fit(9), "budget_bytes: got 9; .* a learned prompt"),
+        (lambda: SPEC.sequences_that_fit(None, 8), "budget_bytes: got None"),
+        (lambda: SPEC.sequences_that_fit(10, [8]), r"tokens: got \[8\]; accepted: a whole number"),
+        (lambda: SPEC.sequences_that_fit(10, {8: math.inf}), "tokens: got {8: inf}"),
+        (lambda: SPEC.sequences_that_fit(10, {8: "1"}), "tokens: got {8: '1'}"),
+        (lambda: SPEC.decode_floor(["H200"], 1, weight_bytes=0), r"chip: got \['H200'\]"),
+        (lambda: SPEC.decode_floor("H200", 1, (1,), weight_bytes=0), r"batch: got \(1,\)"),
+        (lambda: SPEC.decode_floor("H200", 1, weight_bytes="8"), "weight_bytes: got '8'"),
+        (
+            lambda: SPEC.decode_floor("H200", 1, weight_bytes=0, weight_codec=["bf16"]),
+            r"precision: got \['bf16'\]",
+        ),
         (lambda: SPEC.intensity(at=0), "at: got 0"),
         (lambda: SPEC.tokens_that_fit(-1), "budget_bytes: got -1"),
         (lambda: SPEC.tokens_that_fit(math.nan), "budget_bytes: got nan"),

@@ -1,9 +1,8 @@
 """Where each published family keeps the shape of its cache in config.json.
 
-One table for each kind of family; `READERS` is all of them; `WRAPPERS` says where
-other models keep such a config. A new family is a row in one of the
-tables: names of fields, what the family's class takes where one is absent or null, and the kinds of
-its layers.
+One table for each kind of family; `READERS` is all of them; `WRAPPERS` says where other models keep
+such a config. A new family is a row in one of the tables: names of fields, what the family's class
+takes where one is absent or null, and the kinds of its layers.
 """
 
 from kvjax.sizing.families import (

@@ -20,6 +20,7 @@ from kvjax.sizing.families.family import (
     Reader,
     Shape,
     Sizes,
+    checked_depth,
     full,
     sizes,
     sliding,
@@ -99,7 +100,7 @@ def _decoder_depth(absent: int | None = None) -> Kinds:
 
     def kinds(fields: Fields, depth: int) -> tuple[str, ...]:
         rule = Count("num_decoder_layers", absent=absent or depth, null=depth)
-        return (FULL,) * fields.count(rule)
+        return (FULL,) * checked_depth(rule.name, fields.count(rule))
 
     return kinds
 

@@ -60,6 +60,19 @@ def sizes(
 
 GPT_NAMES = ("n_embd", "n_layer", "n_head")
 
+_MOST_LAYERS = 100_000
+
+
+def checked_depth(name: str, depth: int) -> int:
+    """Return the number of layers that a field gives if a model can have as many.
+
+    Raises:
+        ValueError: names the field; no tuple of so many layers is ever made.
+    """
+    if depth > _MOST_LAYERS:
+        raise ValueError(f"{name}: got {depth} layers; accepted: at most {_MOST_LAYERS:,}")
+    return depth
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -190,7 +203,7 @@ class Family:
         """The model that the config describes."""
         fields.ignore(self.ignores)
         width, depth = fields.count(self.sizes.width), fields.count(self.sizes.depth)
-        shape = Shape(self, width, depth)
+        shape = Shape(self, width, checked_depth(self.sizes.depth.name, depth))
         layers: list[LayerSpec] = []
         for index, kind in enumerate(self.kinds(fields, shape.depth)):
             layer = self.layers[kind](fields.layer(index), shape)

@@ -68,7 +68,7 @@ def _minimax_kinds(fields: Fields, depth: int) -> tuple[str, ...]:
     given = fields.get("attn_type_list")
     if given is None:
         return cycled(FULL, LINEAR)(fields, depth)
-    if not isinstance(given, list) or len(given) != depth or not set(given) <= {0, 1}:
+    if not isinstance(given, list) or len(given) != depth or not all(x in (0, 1) for x in given):
         raise ValueError(
             f"attn_type_list: got {given!r}; accepted: 0 or 1 for each of {depth} layers"
         )
@@ -88,7 +88,7 @@ def _griffin_kinds(fields: Fields, depth: int) -> tuple[str, ...]:
     """`block_types` in turn."""
     named = {"recurrent": LINEAR, "attention": SLIDING}
     blocks = fields.get("block_types", ["recurrent", "recurrent", "attention"])
-    if not isinstance(blocks, list | tuple) or not blocks or not set(blocks) <= set(named):
+    if not isinstance(blocks, list | tuple) or not blocks or not all(b in [*named] for b in blocks):
         raise ValueError(f"block_types: got {blocks!r}; accepted: a list of {', '.join(named)}")
     return cycled(*(named[block] for block in blocks))(fields, depth)
 

@@ -174,7 +174,4 @@ def mlstm(fields: Fields, shape: Shape) -> LayerSpec:
 
 
 def _in_steps(fields: Fields, name: str, d_model: int, otherwise: float, step: int = 64) -> int:
-    factor = fields.get(name, otherwise)
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not factor > 0:
-        raise ValueError(f"{name}: got {factor!r}; accepted: a number above 0")
-    return int((factor * d_model + step - 1) // step * step)
+    return int((fields.factor(name, otherwise) * d_model + step - 1) // step * step)

@@ -2,8 +2,18 @@
 
 from dataclasses import dataclass, replace
 
+from kvjax.sizing.checks import whole
 from kvjax.sizing.config import Count, Fields
-from kvjax.sizing.families.family import FULL, SLIDING, Family, Reader, full, sizes, sliding
+from kvjax.sizing.families.family import (
+    FULL,
+    SLIDING,
+    Family,
+    Reader,
+    checked_depth,
+    full,
+    sizes,
+    sliding,
+)
 from kvjax.sizing.families.kinds import every_nth, layer_types
 from kvjax.sizing.layer import LayerSpec
 
@@ -11,9 +21,9 @@ from kvjax.sizing.layer import LayerSpec
 def _stacks(fields: Fields, depth: int) -> tuple[str, ...]:
     """HRM-Text: `H_cycles` times a high stack, each after `L_cycles` times a low one."""
     high, low = fields.number("H_cycles", 2, 1), fields.number("L_cycles", 3, 1)
-    passes = high * (low + 1)
+    passes = checked_depth("H_cycles, L_cycles", high * (low + 1))
     if not fields.has("num_layers_per_stack"):  # then num_hidden_layers is that of one stack
-        return (FULL,) * (depth * passes)
+        return (FULL,) * checked_depth("H_cycles, L_cycles", depth * passes)
     stack = fields.count(Count("num_layers_per_stack"))
     if stack * passes != depth:
         raise ValueError(
@@ -36,6 +46,7 @@ class _Sections:
     def of(cls, fields: Fields, depth: int, halved: bool) -> "_Sections":
         before, after = (fields.number(f"n_{part}_layers", 8) for part in ("input", "output"))
         given = fields.get("n_recurrent_layers")
+        given = None if given is None else whole("n_recurrent_layers", given, 0)
         if halved:
             before, after = before // 2, after // 2
             given = None if given is None else given // 2
@@ -74,6 +85,7 @@ def _dory_kinds(fields: Fields, depth: int) -> tuple[str, ...]:
         kinds = layer_types(every_nth(4))(fields, depth)
     sections = _sections(fields)
     loop = kinds[sections.before : sections.before + sections.inside]
+    checked_depth("n_recurrent_loops", max(len(loop), 1) * sections.loops)
     return kinds + loop * (sections.loops - 1)
 
 

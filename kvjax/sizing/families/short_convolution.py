@@ -13,6 +13,7 @@ from kvjax.sizing.families.family import (
     LayerRule,
     Reader,
     Shape,
+    checked_depth,
     every,
     full,
     sizes,
@@ -137,7 +138,9 @@ def _looped(once: Kinds) -> Kinds:
         if passes < 1:
             raise ValueError(f"loop_num_passes: got {passes}; accepted: at least 1")
         kinds = once(fields, depth)
-        return kinds + kinds[start:end] * (passes - 1)
+        loops = kinds[start:end]
+        checked_depth("loop_num_passes", max(len(loops), 1) * passes)
+        return kinds + loops * (passes - 1)
 
     return read
 

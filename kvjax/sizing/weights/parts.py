@@ -69,11 +69,11 @@ class Site:
             return self.defaults[rule.name]
         raise UnknownSizeError(rule.name)
 
-    def number(self, name: str, absent: int = 0) -> int:
-        """A field that may be 0; `absent` where the config lacks it or it is null."""
+    def number(self, name: str, absent: int = 0, least: int = 0) -> int:
+        """A field of at least `least`; `absent` where the config lacks it or it is null."""
         if self.fields.nested and not self.fields.has(name):
             return self.defaults.get(name, absent)
-        return self.fields.number(name, absent)
+        return self.fields.number(name, absent, least)
 
     def items(self, name: str) -> list[Any] | None:
         """A field that holds a list; None where it is absent or null."""

@@ -111,7 +111,8 @@ def precision(name: str | Precision) -> Precision:
     """
     if isinstance(name, Precision):
         return name
-    found = WEIGHT_PRECISIONS.get(_SPELLINGS.get(name, name))
+    known = isinstance(name, str)
+    found = WEIGHT_PRECISIONS.get(_SPELLINGS.get(name, name)) if known else None
     if found is None:
         raise ValueError(
             f"precision: got {name!r}; accepted: {', '.join([*WEIGHT_PRECISIONS, *_SPELLINGS])}"

@@ -61,7 +61,7 @@ _BAMBA = WeightRules(
 
 def _jamba_layers(site: Site) -> bool:
     """Each so many-th layer, from an offset on."""
-    period, offset = site.number("expert_layer_period", 2), site.number("expert_layer_offset", 1)
+    period, offset = site.number("expert_layer_period", 2, 1), site.number("expert_layer_offset", 1)
     return site.index % period == offset and site.size(EXPERTS) > 1
 
 
@@ -131,10 +131,10 @@ def _lfm2_width(site: Site) -> int:
     width = site.size(name)
     if not site.fields.flag(Flag("block_auto_adjust_ff_dim", True)):
         return width
-    width, factor = 2 * width // 3, site.fields.get("block_ffn_dim_multiplier", 1.0)
-    if factor is None:
+    width, name = 2 * width // 3, "block_ffn_dim_multiplier"
+    if site.fields.get(name, 1.0) is None:
         return width
-    multiple = site.number("block_multiple_of", 256)
+    factor, multiple = site.fields.factor(name, 1.0), site.number("block_multiple_of", 256, 1)
     return -(-int(factor * width) // multiple) * multiple
 
 

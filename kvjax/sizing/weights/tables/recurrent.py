@@ -61,8 +61,8 @@ def _mlstm(site: Site) -> Weights:
 
 def _xlstm_width(site: Site) -> int:
     """`ffn_proj_factor` D, up to a multiple."""
-    factor = site.fields.get("ffn_proj_factor", 2.667)
-    multiple = site.number("ffn_round_up_to_multiple_of", 64)
+    factor = site.fields.factor("ffn_proj_factor", 2.667)
+    multiple = site.number("ffn_round_up_to_multiple_of", 64, 1)
     return int((site.d_model * factor + multiple - 1) // multiple * multiple)
 
 

@@ -44,7 +44,8 @@ def _searched_block(site: Site) -> Weights:
         elif name == "ffn":
             if "ffn_mult" not in part:
                 raise UnknownSizeError("ffn_mult")
-            width = int(2 * part["ffn_mult"] * site.d_model / 3)
+            factor = Fields(part, site.fields.model_type).factor("ffn_mult", 0)
+            width = int(2 * factor * site.d_model / 3)
             total += dense(-(-width // 256) * 256)(site)
     return total
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kvjax.sizing.checks import whole
 from kvjax.sizing.config import Count, Flag
 from kvjax.sizing.weights.figures import Weights
 from kvjax.sizing.weights.moe import (
@@ -42,9 +43,9 @@ _USE_BIAS = Flag("use_bias", False)
 
 def _ernie_layers(site: Site) -> bool:
     """Each so many-th layer, from one index to another."""
-    start, step = site.number("moe_layer_start_index", 1), site.number("moe_layer_interval", 1)
-    end = site.fields.get("moe_layer_end_index")
-    last = site.depth - 1 if end in (-1, None) else end
+    start, step = site.number("moe_layer_start_index", 1), site.number("moe_layer_interval", 1, 1)
+    last = site.fields.number("moe_layer_end_index", -1, -1)
+    last = site.depth - 1 if last == -1 else last
     return (site.index + 1) % step == 0 and start <= site.index <= last
 
 
@@ -53,7 +54,7 @@ def _llama4_layers(site: Site) -> bool:
     listed = site.items("moe_layers")
     if listed is not None:
         return site.index in listed
-    return (site.index + 1) % site.number("interleave_moe_layer_step", 1) == 0
+    return (site.index + 1) % site.number("interleave_moe_layer_step", 1, 1) == 0
 
 
 def _minimax_layers(site: Site) -> bool:
@@ -68,7 +69,8 @@ def _minimax_index(site: Site) -> Weights:
     if not width:
         return Weights()
     legacy = site.fields.part("sparse_attention_config") or {}
-    heads = legacy.get("sparse_num_index_heads") or site.number("index_n_heads", 4)
+    name, given = "sparse_num_index_heads", legacy.get("sparse_num_index_heads")
+    heads = site.number("index_n_heads", 4) if given is None else whole(name, given)
     return Weights(mixers=site.d_model * (heads + 1) * width, small=2 * width)
 
 
@@ -77,8 +79,12 @@ def _step_layers(site: Site) -> bool:
     named = site.fields.get("moe_layers_enum")
     if named is None:
         return site.index >= 3
-    items = named.split(",") if isinstance(named, str) else named
-    return site.index in {int(item) for item in items}
+    try:
+        return site.index in map(int, named.split(",") if isinstance(named, str) else named)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"moe_layers_enum: got {named!r}; accepted: indices of layers, with commas"
+        ) from None
 
 
 _DEEPSEEK_OCR = WeightRules(
