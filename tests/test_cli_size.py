@@ -143,7 +143,7 @@ def test_plot_of_floor_against_batch(tmp_path, config):
         (["--tokens", "long"], "--tokens 'long': accepted: a whole number, or lengths"),
         (["--tokens", "8:1,9:x"], "--tokens '8:1,9:x'"),
         (["--batch", "2", "--tokens-per-second", "5"], "batch: got 2 with tokens_per_second 5.0"),
-        (["--weights", "int3"], "precision: got 'int3'"),
+        (["--weights", "int3"], "weights: got 'int3'"),
         (["--chip", "H300"], "chip: got 'H300'"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -11,8 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kvjax.sizing import ModelSpec
-from kvjax.sizing.placement import Placing
+from kvjax.sizing.placement import Placement, Placing
 
+_PLAIN = asdict(Placement())
 _LONGEST = 2**20  # tokens, the longest context that models are published with
 
 
@@ -36,7 +38,9 @@ def bytes_against_context(
     for name, spec in specs.items():
         sizes = [spec.cache_bytes(n, batch, codec, **placing).total / 2**30 for n in contexts]
         axes.plot(contexts, sizes, marker=".", label=name)
-    axes.set(title=f"{batch} × tokens, {codec}", xscale="log", yscale="log")
+    said = ", ".join(f"{name} {value}" for name, value in placing.items() if value != _PLAIN[name])
+    title = f"{batch} × tokens, {codec}{', ' if said else ''}{said}"
+    axes.set(title=title, xscale="log", yscale="log")
     _powers_of_two(axes, contexts)
     _save(figure, file)
 

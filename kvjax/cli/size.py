@@ -82,7 +82,9 @@ def _names(configs: list[str]) -> list[str]:
     """The directory of each config, or the file where it has another name; all different."""
     paths = [Path(config) for config in configs]
     short = [(path.resolve().parent if path.name == "config.json" else path).name for path in paths]
-    return [
+    names = [
         name if name and short.count(name) == 1 else config
         for name, config in zip(short, configs, strict=True)
     ]
+    seen = [names[:index].count(name) for index, name in enumerate(names)]
+    return [f"{name} ({n + 1})" if n else name for name, n in zip(names, seen, strict=True)]

@@ -31,7 +31,7 @@ class CacheBytes:
 
     @property
     def total(self) -> int:
-        """What must be in memory: allocated, state and tables."""
+        """What must be in memory: allocated, state and tables; with stages, at most so much."""
         return self.allocated + self.state + self.tables
 
 

@@ -63,13 +63,22 @@ def sequences_that_fit(
     mix = tokens if isinstance(tokens, Mapping) else {whole("tokens", tokens, 0): 1}
     if not is_mix(mix.values()):
         raise ValueError(f"tokens: got {mix!r}; accepted: weights of 0 or more, not all 0")
-    cost = sum(
-        weight * spec.cache_bytes(length, 1, codec, **placing).total
-        for length, weight in mix.items()
-    ) / sum(mix.values())
-    if budget_bytes == math.inf or cost == 0:
+    replica: Placing = {**placing, "dp": 1}
+    # What the first sequence costs beyond the second is kept once: scales of whole tensors.
+    one, two = (
+        sum(
+            weight * spec.cache_bytes(length, batch, codec, **replica).total
+            for length, weight in mix.items()
+        )
+        / sum(mix.values())
+        for batch in (1, 2)
+    )
+    each, once = two - one, 2 * one - two
+    if budget_bytes == math.inf or one == 0:
         return math.inf
-    return math.floor(budget_bytes / cost) * Placement(**placing).dp
+    if each == 0:
+        return math.inf if budget_bytes >= once else 0
+    return max(math.floor((budget_bytes - once) / each), 0) * Placement(**placing).dp
 
 
 def is_mix(weights: Collection[float]) -> bool:

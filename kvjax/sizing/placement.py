@@ -77,8 +77,9 @@ def sequence_lengths(tokens: int, batch: Batch, dp: int) -> Counter[int]:
             raise ValueError(
                 f"batch: got {batch!r}; accepted: shares between 0 and 1, at least one"
             )
-        # Dealt out longest first, so that the first replica has the most.
-        every = sorted((math.floor(share * tokens) for share in batch), reverse=True)
+        # Rounded first, since 0.29 * 100 is less than 29. Dealt out longest first, so that the
+        # first replica has the most.
+        every = sorted((math.floor(round(share * tokens, 6)) for share in batch), reverse=True)
         return Counter(every[::dp])
     return Counter({tokens: -(-whole("batch", batch) // dp)})
 

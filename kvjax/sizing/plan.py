@@ -181,7 +181,7 @@ def _fewest(spec: ModelSpec, demand: Demand, chip: Chip, max_tp: int, max_chips:
         if option is not None and (best is None or _better(option, best)):
             best = option
     lacks = "cache or rate" if held else "weights"
-    return best or Plan(chip.name, reason=f"{max_chips} too few for {lacks}")
+    return best or Plan(chip.name, reason=f"{max_chips} chips: too few for {lacks}")
 
 
 def _better(option: Plan, than: Plan) -> bool:
@@ -286,14 +286,14 @@ class _Replica:
     def _figures(self, dp: int, batch: int, most: float) -> Plan:
         floor, total = self.floor(batch), self.demand.batch or dp * batch
         cost = sum(
-            share * self.spec.cache_bytes(length, 1, self.demand.codec, **self._placing).total
+            share * self.spec.cache_bytes(length, batch, self.demand.codec, **self._placing).total
             for length, share in self.demand.lengths.items()
         ) / sum(self.demand.lengths.values())
         return Plan(
             self.chip.name,
             Spread(self.tp, self.pp, dp),
             weight_bytes=self.weight_bytes,
-            cache_bytes=math.ceil(batch * cost),
+            cache_bytes=math.ceil(cost),
             usable_bytes=self.usable_bytes,
             batch=total,
             largest_batch=dp * most,

@@ -296,7 +296,7 @@ def test_replicas_hold_as_many_sequences_each():
         (lambda: SPEC.decode_floor("H200", 1, weight_bytes="8"), "weight_bytes: got '8'"),
         (
             lambda: SPEC.decode_floor("H200", 1, weight_bytes=0, weight_codec=["bf16"]),
-            r"precision: got \['bf16'\]",
+            r"weights: got \['bf16'\]",
         ),
         (lambda: SPEC.intensity(at=0), "at: got 0"),
         (lambda: SPEC.tokens_that_fit(-1), "budget_bytes: got -1"),

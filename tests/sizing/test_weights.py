@@ -384,7 +384,7 @@ def test_a_step_reads_the_experts_it_needs_in_their_own_precision():
 
 def test_unknown_precisions_are_refused():
     spec = sizing.load(PUBLISHED["Llama-2-7B"]["config"])
-    with pytest.raises(ValueError, match="precision: got 'int3'; accepted: f32, bf16"):
+    with pytest.raises(ValueError, match="weights: got 'int3'; accepted: f32, bf16"):
         spec.weight_bytes("int3")
     assert spec.weight_bytes("fp16") == spec.weight_bytes("f16")
 

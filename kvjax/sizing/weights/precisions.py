@@ -115,6 +115,6 @@ def precision(name: str | Precision) -> Precision:
     found = WEIGHT_PRECISIONS.get(_SPELLINGS.get(name, name)) if known else None
     if found is None:
         raise ValueError(
-            f"precision: got {name!r}; accepted: {', '.join([*WEIGHT_PRECISIONS, *_SPELLINGS])}"
+            f"weights: got {name!r}; accepted: {', '.join([*WEIGHT_PRECISIONS, *_SPELLINGS])}"
         )
     return found
