@@ -13,7 +13,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from kvjax import sizing
-from kvjax.cache.codecs import DTYPES, build_codec
+from kvjax.cache.codecs import DTYPES, plain_codec
 from kvjax.sizing.checks import whole
 
 
@@ -38,7 +38,7 @@ class Case:
 
     def __post_init__(self) -> None:
         check_sizes(self.batch, self.length, self.capacity)
-        object.__setattr__(self, "codec", build_codec(self.codec).name)
+        object.__setattr__(self, "codec", plain_codec(self.codec))
         _ = self.layer  # which checks the heads
 
     @property

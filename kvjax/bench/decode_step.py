@@ -19,7 +19,7 @@ from kvjax.bench.bandwidth import ARRAY_BYTES, Bandwidth, probes
 from kvjax.bench.case import check_sizes
 from kvjax.bench.timing import interleave, time_calls
 from kvjax.cache import Cache, Record
-from kvjax.cache.codecs import DTYPES, build_codec
+from kvjax.cache.codecs import DTYPES, build_codec, plain_codec
 from kvjax.nn import Decoder
 
 # At one byte and one FLOP a second, the seconds of a floor are its bytes and its FLOP.
@@ -87,10 +87,10 @@ def read_model(source: str, dtype: str | None = None) -> Decoder:
     """A model directory, or a config.json alone: then with random weights, f32 unless said."""
     if Path(source).suffix != ".json":
         return models.load(source, dtype)
-    config, codec = sizing.read_config(source), build_codec(dtype or "f32")
+    config, codec = sizing.read_config(source), plain_codec(dtype or "f32")
     parameters = sizing.load(config).parameters
-    machine.check_memory(parameters * sizing.codec(codec.name).itemsize, f"the weights of {source}")
-    return models.init(config, dtype=codec.name)
+    machine.check_memory(parameters * sizing.codec(codec).itemsize, f"the weights of {source}")
+    return models.init(config, dtype=codec)
 
 
 def measure(

@@ -1,15 +1,24 @@
 """Caches: in which slot a record lives (layouts) and how it is encoded (codecs)."""
 
-from kvjax.cache.container import Cache, init_layer_cache
-from kvjax.cache.dense import DenseCache
+from kvjax.cache.container import Cache, LayoutChoice, init_layer_cache
+from kvjax.cache.layouts import Dense, Ring, Sight, SinkRing
+from kvjax.cache.paged import Paged, PagedCache
 from kvjax.cache.protocol import Block, CapacityError, LayerCache, Record
+from kvjax.cache.slots import SlotCache
 
 __all__ = [
     "Block",
     "Cache",
     "CapacityError",
-    "DenseCache",
+    "Dense",
     "LayerCache",
+    "LayoutChoice",
+    "Paged",
+    "PagedCache",
     "Record",
+    "Ring",
+    "Sight",
+    "SinkRing",
+    "SlotCache",
     "init_layer_cache",
 ]

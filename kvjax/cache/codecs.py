@@ -1,21 +1,53 @@
 """Codecs: how a record is encoded into arrays, and read back.
 
-A codec is a frozen dataclass with `encode(record) -> leaves` and `decode(leaves) -> (k, v)`, where
-`leaves` is a dict of arrays whose third axis is the token. Layouts only compute slots, so that
-every codec works in each of them. Byte arithmetic and spellings live in `kvjax.sizing`.
+A codec is a frozen dataclass with `encode(record, scales) -> leaves` and `decode(leaves, scales) ->
+(k, v)`, where `leaves` is a dict of arrays whose third axis is the token and `scales` a dict of
+constants. Layouts only compute slots, so that every codec works in each of them. Byte arithmetic
+and spellings live in `kvjax.sizing`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
+import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from kvjax import sizing
 from kvjax.cache.protocol import Record
 
 DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
+_FP8 = {"fp8_e4m3": jnp.float8_e4m3fn, "fp8_e5m2": jnp.float8_e5m2}
+
+type Leaves = dict[str, Array]
+
+
+class Codec(Protocol):
+    """How records are encoded; hashable, hence static under jit."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def plain(self) -> bool:
+        """Whether the leaves are k and v themselves, to be read without the codec."""
+        ...
+
+    def scales(self, kv_heads: int) -> Leaves:
+        """Constants that encode and decode take; a cache holds them beside its leaves."""
+        ...
+
+    def encode(self, record: Record, scales: Mapping[str, Array]) -> Leaves:
+        """Arrays (B, K, T, ...) of a record's T tokens; each token by itself."""
+        ...
+
+    def decode(self, leaves: Mapping[str, Array], scales: Mapping[str, Array]) -> Record:
+        """Keys and values, in a float type that products take."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -23,17 +55,197 @@ class Cast:
     """Stores keys and values as they are, in a float type wide enough to need no scales."""
 
     name: str
+    plain = True
 
-    def encode(self, record: Record) -> dict[str, Array]:
+    def scales(self, kv_heads: int) -> Leaves:
+        return {}
+
+    def encode(self, record: Record, scales: Mapping[str, Array]) -> Leaves:
         return {name: x.astype(DTYPES[self.name]) for name, x in record._asdict().items()}
 
-    def decode(self, leaves: dict[str, Array]) -> tuple[Array, Array]:
-        return leaves["k"], leaves["v"]
+    def decode(self, leaves: Mapping[str, Array], scales: Mapping[str, Array]) -> Record:
+        return Record(leaves["k"], leaves["v"])
 
 
-def build_codec(name: str) -> Cast:
-    """The codec of that name; ValueError for one that no cache can hold yet."""
+@dataclass(frozen=True)
+class StaticFp8:
+    """8-bit floats with one scale for a tensor, or for each KV head.
+
+    A number x is stored as x / scale, clipped to the largest finite one: no input becomes NaN.
+    The scales are 1 unless calibrated (`kvjax.cache.calibrate`).
+
+    Attributes:
+      format: "fp8_e4m3" or "fp8_e5m2".
+      per_head: scales (K,) instead of ().
+    """
+
+    name: str
+    format: str
+    per_head: bool = False
+    plain = False
+
+    def scales(self, kv_heads: int) -> Leaves:
+        shape = (kv_heads,) if self.per_head else ()
+        return {name: jnp.ones(shape, jnp.float32) for name in ("k_scale", "v_scale")}
+
+    def encode(self, record: Record, scales: Mapping[str, Array]) -> Leaves:
+        return {
+            name: to_fp8(x / self._factor(scales, name), _FP8[self.format])
+            for name, x in record._asdict().items()
+        }
+
+    def decode(self, leaves: Mapping[str, Array], scales: Mapping[str, Array]) -> Record:
+        return Record(
+            *(leaves[name].astype(jnp.float32) * self._factor(scales, name) for name in ("k", "v"))
+        )
+
+    def _factor(self, scales: Mapping[str, Array], name: str) -> Array:
+        scale = scales[f"{name}_scale"]
+        return scale[:, None, None] if self.per_head else scale
+
+
+@dataclass(frozen=True)
+class TokenScaled:
+    """Codes of 8 bits with one f32 scale for each KV head and token: fp8, or int8 up to 127."""
+
+    name: str
+    dtype: DTypeLike
+    largest: float
+    plain = False
+
+    def scales(self, kv_heads: int) -> Leaves:
+        return {}
+
+    def encode(self, record: Record, scales: Mapping[str, Array]) -> Leaves:
+        leaves: Leaves = {}
+        for name, x in record._asdict().items():
+            wide = x.astype(jnp.float32)
+            scale = _scale(wide, self.largest)
+            leaves[name] = self._codes(wide / scale[..., None])
+            leaves[f"{name}_scale"] = scale
+        return leaves
+
+    def decode(self, leaves: Mapping[str, Array], scales: Mapping[str, Array]) -> Record:
+        return Record(
+            *(
+                leaves[name].astype(jnp.float32) * leaves[f"{name}_scale"][..., None]
+                for name in ("k", "v")
+            )
+        )
+
+    def _codes(self, x: Array) -> Array:
+        if jnp.issubdtype(self.dtype, jnp.integer):
+            return jnp.clip(jnp.round(x), -self.largest, self.largest).astype(self.dtype)
+        return to_fp8(x, self.dtype)
+
+
+@dataclass(frozen=True)
+class Int4:
+    """Codes from -7 to 7, two a byte, with one fp16 scale for `group` channels of a head and token.
+
+    The low nibble is the even channel; an odd number of channels ends in half a byte.
+    """
+
+    name: str = "int4"
+    group: int = 32
+    key_dim: int = 0
+    value_dim: int = 0
+    plain = False
+
+    def scales(self, kv_heads: int) -> Leaves:
+        return {}
+
+    def encode(self, record: Record, scales: Mapping[str, Array]) -> Leaves:
+        leaves: Leaves = {}
+        for name, x in record._asdict().items():
+            grouped = _grouped(x.astype(jnp.float32), self.group)
+            scale = _half(_scale(grouped, 7.0))
+            codes = jnp.clip(jnp.round(grouped / scale.astype(jnp.float32)[..., None]), -7, 7)
+            codes = codes.reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
+            leaves[name] = pack_nibbles(codes.astype(jnp.int8))
+            leaves[f"{name}_scale"] = scale
+        return leaves
+
+    def decode(self, leaves: Mapping[str, Array], scales: Mapping[str, Array]) -> Record:
+        parts = []
+        for name, dim in (("k", self.key_dim), ("v", self.value_dim)):
+            codes = _grouped(unpack_nibbles(leaves[name], dim).astype(jnp.float32), self.group)
+            values = codes * leaves[f"{name}_scale"].astype(jnp.float32)[..., None]
+            parts.append(values.reshape(*values.shape[:-2], -1)[..., :dim])
+        return Record(*parts)
+
+
+def to_fp8(x: Array, dtype: DTypeLike) -> Array:
+    """The nearest 8-bit float; what is too large becomes the largest finite one."""
+    largest = float(jnp.finfo(dtype).max)
+    return jnp.clip(x.astype(jnp.float32), -largest, largest).astype(dtype)
+
+
+def pack_nibbles(codes: Array) -> Array:
+    """int8 (..., n) from -8 to 7 -> uint8 (..., ceil(n / 2)); the low nibble is the even one."""
+    padded = jnp.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, codes.shape[-1] % 2)])
+    low, high = padded[..., ::2], padded[..., 1::2]
+    return (low & 0xF).astype(jnp.uint8) | ((high & 0xF).astype(jnp.uint8) << 4)
+
+
+def unpack_nibbles(packed: Array, n: int) -> Array:
+    """The n codes that `pack_nibbles` packed, as int8."""
+    both = jnp.stack([packed & 0xF, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+    # Shifted up and down again, bit 3 becomes the sign.
+    return (both[..., :n].astype(jnp.int8) << 4) >> 4
+
+
+def build_codec(name: str, key_dim: int = 0, value_dim: int = 0) -> Codec:
+    """The codec of that name for heads of these widths; ValueError for one no cache can hold."""
+    canonical = sizing.codec(name).name
+    codecs: dict[str, Codec] = {
+        **{cast: Cast(cast) for cast in DTYPES},
+        **{fp8: StaticFp8(fp8, fp8) for fp8 in _FP8},
+        "fp8_e4m3_head": StaticFp8("fp8_e4m3_head", "fp8_e4m3", per_head=True),
+        "fp8_e4m3_token": TokenScaled("fp8_e4m3_token", jnp.float8_e4m3fn, 448.0),
+        "int8": TokenScaled("int8", jnp.int8, 127.0),
+        "int4": Int4(key_dim=key_dim, value_dim=value_dim),
+    }
+    if canonical not in codecs:
+        raise ValueError(f"codec={name!r}: caches can hold {', '.join(codecs)}")
+    return codecs[canonical]
+
+
+def plain_codec(name: str) -> str:
+    """The name of a codec that stores numbers as they are; ValueError for any other."""
     canonical = sizing.codec(name).name
     if canonical not in DTYPES:
-        raise ValueError(f"codec={name!r}: caches can hold {', '.join(DTYPES)}")
-    return Cast(canonical)
+        raise ValueError(f"codec={name!r}: accepted here are {', '.join(DTYPES)}")
+    return canonical
+
+
+def empty_leaves(
+    codec: Codec, batch: int, slots: int, kv_heads: int, key_dim: int, value_dim: int
+) -> Leaves:
+    """A codec's arrays for `slots` slots, all zero."""
+    k, v = (jnp.zeros((batch, kv_heads, 1, dim)) for dim in (key_dim, value_dim))
+    shapes = jax.eval_shape(codec.encode, Record(k, v), codec.scales(kv_heads))
+    # One buffer a leaf: a buffer shared by two leaves could not be donated.
+    return {
+        name: jnp.zeros((*leaf.shape[:2], slots, *leaf.shape[3:]), leaf.dtype)
+        for name, leaf in shapes.items()
+    }
+
+
+def _scale(x: Array, largest: float) -> Array:
+    """What makes the largest number of the last axis `largest`; 1 where all are zero."""
+    most = jnp.max(jnp.abs(x), axis=-1)
+    return jnp.where(most > 0, most / largest, 1.0)
+
+
+def _half(scale: Array) -> Array:
+    """In fp16, at least its smallest and at most its largest number."""
+    limits = jnp.finfo(jnp.float16)
+    return jnp.clip(scale, limits.smallest_subnormal, limits.max).astype(jnp.float16)
+
+
+def _grouped(x: Array, group: int) -> Array:
+    """(..., n) -> (..., ceil(n / group), group), filled up with zeros."""
+    padding = -x.shape[-1] % group
+    padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
+    return padded.reshape(*x.shape[:-1], -1, group)

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import jax
 from jax import Array
 
 from kvjax.cache.codecs import build_codec
-from kvjax.cache.dense import DenseCache
+from kvjax.cache.layouts import Dense, Layout, Ring, SinkRing
+from kvjax.cache.paged import Paged, PagedCache
 from kvjax.cache.protocol import LayerCache
+from kvjax.cache.slots import SlotCache
 
-LAYOUTS = ("auto", "dense")
+# What a layer's cache may be asked to be; "auto" is a ring where the layer has a window.
+type LayoutChoice = Literal["auto", "dense", "ring"] | Paged | SinkRing
+
+LAYOUTS = ("auto", "dense", "ring")
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("layers",), meta_fields=())
@@ -58,18 +64,44 @@ def init_layer_cache(
     key_dim: int,
     value_dim: int,
     window: int | None = None,
-    layout: str = "auto",
+    layout: LayoutChoice = "auto",
     codec: str = "bf16",
 ) -> LayerCache:
-    """An empty cache of one layer; ValueError for what cannot be held, and why."""
+    """An empty cache of one layer.
+
+    Args:
+      batch, capacity: rows, and tokens that each is to hold.
+      kv_heads, key_dim, value_dim: K, H and HV.
+      window: keys that a query of the layer sees; None for all.
+      layout: "auto" (a ring of the window where that is shorter than the capacity, else dense),
+        "dense", "ring" (refused without a window), `Paged`, or `SinkRing`, whose window replaces
+        none of the layer's own.
+      codec: a name of `kvjax.sizing.CODECS` that caches can hold.
+
+    Raises:
+      ValueError: for what cannot be held, and why.
+    """
     for name, value in (("batch", batch), ("capacity", capacity)):
         if value < 1:
             raise ValueError(f"{name}={value}: at least 1 is needed")
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout={layout!r}: accepted are {', '.join(LAYOUTS)}")
-    if window is not None and window < capacity:
-        raise ValueError(
-            f"capacity={capacity} exceeds the layer's sliding window of {window}: "
-            f"a dense cache serves capacities up to the window"
-        )
-    return DenseCache.init(batch, capacity, kv_heads, key_dim, value_dim, build_codec(codec))
+    encoding = build_codec(codec, key_dim, value_dim)
+    if isinstance(layout, Paged):
+        return PagedCache.init(batch, capacity, layout, kv_heads, key_dim, value_dim, encoding)
+    slots = _slots(layout, capacity, window)
+    return SlotCache.init(batch, slots, kv_heads, key_dim, value_dim, encoding)
+
+
+def _slots(layout: LayoutChoice, capacity: int, window: int | None) -> Layout:
+    match layout:
+        case SinkRing():
+            return layout
+        case "dense":
+            return Dense(capacity)
+        case "ring" if window is None:
+            raise ValueError(f"layout={layout!r}: the layer has no window; accepted: auto, dense")
+        case "auto" | "ring":
+            # A ring that never turns is dense, and says when it is full.
+            return Dense(capacity) if window is None or capacity <= window else Ring(window)
+    raise ValueError(
+        f"layout={layout!r}: accepted are {', '.join(LAYOUTS)}, Paged(...) and SinkRing(...)"
+    )

@@ -6,6 +6,8 @@ from typing import NamedTuple, Protocol
 
 from jax import Array
 
+from kvjax.cache.layouts import Sight
+
 
 class CapacityError(ValueError):
     """A row holds more tokens than its cache has slots for."""
@@ -40,6 +42,11 @@ class LayerCache(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays, bookkeeping included."""
+        ...
+
+    @property
+    def sight(self) -> Sight:
+        """What the layout lets queries see at most."""
         ...
 
     def append(self, record: Record, count: Array) -> LayerCache:

@@ -1,7 +1,8 @@
-"""The dense layout: token p of a row lives in slot p."""
+"""A cache of slots: rows of one length, a layout that says what lies where, and a codec."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -9,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from kvjax.cache.codecs import Cast
+from kvjax.cache.codecs import Codec, empty_leaves
+from kvjax.cache.layouts import Layout, Sight
 from kvjax.cache.protocol import Block, CapacityError, Record
 
 # Slots that attention reads at a time. On CPUs 512 and fewer keep their speed, more lose it.
@@ -18,55 +20,68 @@ BLOCK = 512
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("leaves", "n", "overflow"),
-    meta_fields=("codec",),
+    data_fields=("leaves", "scales", "n", "overflow"),
+    meta_fields=("layout", "codec"),
 )
 @dataclass(frozen=True)
-class DenseCache:
-    """One layer's cache with `capacity` slots a row.
+class SlotCache:
+    """One layer's cache with the same number of slots for every row.
 
     Attributes:
       leaves: the codec's arrays, (B, K, S, ...).
-      n: (B,) int32, tokens held, which is also the next position.
+      scales: the codec's constants, shared by all rows and tokens.
+      n: (B,) int32, tokens seen, which is also the next position.
       overflow: (B,) bool, set where a write did not fit and was dropped.
+      layout: in which slot a token lives; static.
       codec: how records are encoded; static.
     """
 
     leaves: dict[str, Array]
+    scales: dict[str, Array]
     n: Array
     overflow: Array
-    codec: Cast
+    layout: Layout
+    codec: Codec
 
     @classmethod
     def init(
-        cls, batch: int, capacity: int, kv_heads: int, key_dim: int, value_dim: int, codec: Cast
-    ) -> DenseCache:
-        """An empty cache."""
-        k, v = (jnp.zeros((batch, kv_heads, 1, dim)) for dim in (key_dim, value_dim))
-        shapes = jax.eval_shape(codec.encode, Record(k, v))
-        # One buffer a leaf: a buffer shared by two leaves could not be donated.
-        leaves = {
-            name: jnp.zeros((*leaf.shape[:2], capacity, *leaf.shape[3:]), leaf.dtype)
-            for name, leaf in shapes.items()
-        }
-        return cls(leaves, jnp.zeros((batch,), jnp.int32), jnp.zeros((batch,), bool), codec)
+        cls,
+        batch: int,
+        layout: Layout,
+        kv_heads: int,
+        key_dim: int,
+        value_dim: int,
+        codec: Codec,
+        scales: Mapping[str, Array] | None = None,
+    ) -> SlotCache:
+        """An empty cache; `scales` replace the codec's own constants."""
+        leaves = empty_leaves(codec, batch, layout.slots, kv_heads, key_dim, value_dim)
+        constants = {**codec.scales(kv_heads), **(scales or {})}
+        n, overflow = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch,), bool)
+        return cls(leaves, constants, n, overflow, layout, codec)
 
     @property
     def capacity(self) -> int:
-        return next(iter(self.leaves.values())).shape[2]
+        """Slots a row."""
+        return self.layout.slots
+
+    @property
+    def sight(self) -> Sight:
+        """What the layout lets queries see."""
+        return self.layout.sight
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays, bookkeeping included."""
         return sum(leaf.nbytes for leaf in jax.tree.leaves(self))
 
-    def append(self, record: Record, count: Array) -> DenseCache:
+    def append(self, record: Record, count: Array) -> SlotCache:
         """Write the first count (B,) tokens of a right-padded record (B, K, T, ...).
 
         A row whose tokens do not all fit keeps what it had: outside jit that raises
         CapacityError; inside jit the row's write is dropped and its overflow flag set.
         """
-        fits = self.n + count <= self.capacity
+        fits = self.layout.fits(self.n, count)
         if not isinstance(fits, jax.core.Tracer) and not bool(fits.all()):
             raise CapacityError(
                 f"capacity is {self.capacity} tokens a row; rows hold {self.n.tolist()} and "
@@ -75,49 +90,73 @@ class DenseCache:
         steps = jnp.arange(record.k.shape[2], dtype=jnp.int32)
         written = (steps < count[:, None]) & fits[:, None]
         # The slot past the end stands for "nowhere": mode="drop" skips it.
-        slots = jnp.where(written, self.n[:, None] + steps, self.capacity)
+        end = (self.n + count)[:, None]
+        slots = self.layout.slot(self.n[:, None] + steps, end)
+        slots = jnp.where(written, slots, self.capacity)
         batch, heads = record.k.shape[:2]
         # Indices over batch, head and slot: a window over the heads would make XLA copy the cache.
         where = (jnp.arange(batch)[:, None, None], jnp.arange(heads)[:, None], slots[:, None, :])
         leaves = {
             name: self.leaves[name].at[where].set(new, mode="drop")
-            for name, new in self.codec.encode(record).items()
+            for name, new in self.codec.encode(record, self.scales).items()
         }
         n = self.n + jnp.where(fits, count, 0).astype(jnp.int32)
         return replace(self, leaves=leaves, n=n, overflow=self.overflow | ~fits)
 
+    @property
+    def _width(self) -> int:
+        return min(BLOCK, self.capacity)
+
     def blocks(self) -> Array:
         """Blocks that hold a live token of any row, traced."""
-        width = min(BLOCK, self.capacity)
-        return (jnp.max(self.n) + width - 1) // width
+        return (jnp.max(self.layout.used(self.n)) + self._width - 1) // self._width
 
     def block(self, i: Array) -> Block:
         """Block i: records of `BLOCK` slots, and their positions (B, 1, C), -1 where dead."""
-        width = min(BLOCK, self.capacity)
+        width = self._width
         # The last block starts early enough to be whole; the slots seen before are dead in it.
         start = jnp.minimum(i * width, self.capacity - width)
         leaves = {
             name: jax.lax.dynamic_slice_in_dim(leaf, start, width, axis=2)
             for name, leaf in self.leaves.items()
         }
-        positions = start + jnp.arange(width, dtype=jnp.int32)
-        live = (positions >= i * width) & (positions < self.n[:, None])
-        return Block(*self.codec.decode(leaves), jnp.where(live, positions, -1)[:, None, :])
+        slots = start + jnp.arange(width, dtype=jnp.int32)
+        held = jnp.where(slots >= i * width, self.layout.held(slots, self.n[:, None]), -1)
+        return Block(*self.codec.decode(leaves, self.scales), held[:, None, :])
 
     def operands(self) -> dict[str, Array] | None:
-        """Arguments of `ops.decode_attention` that read this cache in place."""
-        return {"k": self.leaves["k"], "v": self.leaves["v"], "lengths": self.n}
+        """Arguments of `ops.decode_attention` that read this cache in place, if it can.
 
-    def select(self, rows: Array) -> DenseCache:
+        Of a row's newest token alone: it sees all that a layout keeps, in whatever order.
+        """
+        if not self.codec.plain:
+            return None
+        return {"k": self.leaves["k"], "v": self.leaves["v"], "lengths": self.layout.used(self.n)}
+
+    def select(self, rows: Array) -> SlotCache:
         """The cache of the given rows (any number of them), all arrays together."""
-        return jax.tree.map(lambda leaf: leaf[rows], self)
+        leaves = {name: leaf[rows] for name, leaf in self.leaves.items()}
+        return replace(self, leaves=leaves, n=self.n[rows], overflow=self.overflow[rows])
 
-    def rollback(self, tokens: Array | int) -> DenseCache:
-        """Forget the newest tokens, a number or (B,); at most as many as a row holds."""
-        n = self.n - jnp.asarray(tokens, jnp.int32)
-        if not isinstance(n, jax.core.Tracer) and bool(((n < 0) | (n > self.n)).any()):
-            raise ValueError(f"rollback of {tokens} tokens; rows hold {self.n.tolist()}")
-        return replace(self, n=jnp.maximum(n, 0))
+    def rollback(self, tokens: Array | int) -> SlotCache:
+        """Forget the newest tokens, a number or (B,); at most as many as a row holds.
+
+        Raises:
+          ValueError: outside jit, where a row holds fewer, or has replaced what they replaced.
+            Inside jit such a row stays as it is and is flagged.
+        """
+        many = jnp.broadcast_to(jnp.asarray(tokens, jnp.int32), self.n.shape)
+        possible = (many >= 0) & (many <= self.n)
+        recalled = self.layout.recalls(self.n, many)
+        if not isinstance(recalled, jax.core.Tracer):
+            asked = f"rollback of {tokens} tokens; rows hold {self.n.tolist()}"
+            if not bool(possible.all()):
+                raise ValueError(asked)
+            if not bool(recalled.all()):
+                raise ValueError(f"{asked} and have replaced older ones in {self.capacity} slots")
+        exact = possible & recalled
+        n = self.n - jnp.where(exact, many, 0)
+        return replace(self, n=n, overflow=self.overflow | ~exact)
 
     def check(self) -> None:
         """Raise CapacityError if a write inside jit was dropped."""

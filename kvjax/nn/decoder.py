@@ -12,7 +12,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from kvjax.cache import Cache, LayerCache, init_layer_cache
+from kvjax.cache import Cache, LayerCache, LayoutChoice, init_layer_cache
 from kvjax.nn.attention import Attention, AttentionConfig
 from kvjax.nn.mlp import Mlp, MlpConfig
 from kvjax.nn.norm import NormConfig
@@ -206,13 +206,16 @@ class Decoder(nnx.Module):
             raise ValueError(f"{length} tokens exceed the model's {limit} learned positions")
 
     def init_cache(
-        self, batch: int, capacity: int, layout: str = "auto", codec: str = "bf16"
+        self, batch: int, capacity: int, layout: LayoutChoice = "auto", codec: str = "bf16"
     ) -> Cache:
         """An empty cache for `batch` rows of up to `capacity` tokens.
 
+        Args:
+          batch, capacity: B, and tokens a row.
+          layout, codec: as in `kvjax.cache.init_layer_cache`, for every layer.
+
         Raises:
-          ValueError: for an unknown layout or codec, a capacity past the learned positions, or a
-            layer whose sliding window is shorter than the capacity (its ring is not built yet).
+          ValueError: for an unknown layout or codec, or a capacity past the learned positions.
         """
         limit = self.config.max_positions
         if limit is not None and capacity > limit:

@@ -22,6 +22,7 @@ def attend(
     q_positions: Array,
     *,
     window: int | None = None,
+    chunk: int | None = None,
     sink_logits: Array | None = None,
     soft_cap: float | None = None,
     scale: float | None = None,
@@ -29,9 +30,10 @@ def attend(
 ) -> tuple[Array, Array]:
     """Attention of T tokens a row over a cache, and over records beside it.
 
-    A query at position p sees a slot at position s if 0 <= s <= p and, in a window, s > p - window;
-    nothing else decides. Cost follows the cache's live blocks. To be called inside jit: outside,
-    its loops are compiled anew at each call.
+    A query at position p sees a slot at position s if 0 <= s <= p and, in a window, s > p - window,
+    or, in chunks, s // chunk == p // chunk; nothing else decides. A layout that keeps less narrows
+    the window, and may let first tokens be seen beside it (`cache.sight`). Cost follows the cache's
+    live blocks. To be called inside jit: outside, its loops are compiled anew at each call.
 
     Args:
       q: (B, T, N, H); query head n reads KV head n // (N // K).
@@ -39,6 +41,7 @@ def attend(
         the cache has operands for it; it must then be its row's newest token, or padding.
       q_positions: (B, T) integers, absolute; -1 for padding, whose output is finite.
       window, sink_logits, soft_cap, scale: as in `decode_attention`.
+      chunk: tokens of a chunk beyond which nothing is seen (Llama 4); None for none.
       new: blocks that are not in the cache, such as the chunk's own exact records; of any width.
 
     Returns:
@@ -53,14 +56,18 @@ def attend(
             f"q is {describe(q)} and q_positions {describe(q_positions)}; accepted are "
             f"q (B, T, N, H) and q_positions (B, T)"
         )
-    operands: dict[str, Any] | None = cache.operands() if q.shape[1] == 1 and not new else None
+    sight = cache.sight
+    # What the layout keeps is all that the window lets be seen.
+    kept = sight.window is not None and (window is None or sight.window <= window)
+    alone = q.shape[1] == 1 and not new and chunk is None and (kept or sight.window is None)
+    operands: dict[str, Any] | None = cache.operands() if alone else None
     if operands is not None:
         # Padding, at position -1, sees nothing.
         operands["lengths"] = jnp.minimum(operands["lengths"], q_positions[:, 0] + 1)
         out, lse = decode_attention(
             q[:, 0],
             **operands,
-            window=window,
+            window=None if kept else window,
             sink_logits=sink_logits,
             soft_cap=soft_cap,
             scale=scale,
@@ -71,7 +78,16 @@ def attend(
     for block in (first, *new):
         check_heads(q, block.k, block.v, axes=4)
     check_sinks(sink_logits, q.shape[2])
-    rule = score_rule(q.shape[-1], scale=scale, soft_cap=soft_cap, window=window)
+    if sight.window is not None:
+        window = sight.window if window is None else min(window, sight.window)
+    rule = score_rule(
+        q.shape[-1],
+        scale=scale,
+        soft_cap=soft_cap,
+        window=window,
+        sink_tokens=sight.sink_tokens,
+        chunk=chunk,
+    )
 
     def tile(q: Array, positions: Array) -> Partial:
         def body(i: Array, seen: Partial) -> Partial:

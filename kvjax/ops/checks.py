@@ -49,14 +49,23 @@ def check_sinks(sink_logits: Array | None, query_heads: int) -> None:
 
 
 def score_rule(
-    head_dim: int, *, scale: float | None, soft_cap: float | None, window: int | None
+    head_dim: int,
+    *,
+    scale: float | None,
+    soft_cap: float | None,
+    window: int | None,
+    sink_tokens: int = 0,
+    chunk: int | None = None,
 ) -> ScoreRule:
     """The rule of these settings; scale None is head_dim ** -0.5."""
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk={chunk}; accepted are 1 and more tokens, or None for no chunks")
     if window is not None and window < 1:
         raise ValueError(f"window={window}; accepted are 1 and more keys, or None for all")
     if soft_cap is not None and not soft_cap > 0:
         raise ValueError(f"soft_cap={soft_cap}; accepted are positive numbers, or None")
-    return ScoreRule(head_dim**-0.5 if scale is None else float(scale), soft_cap, window)
+    factor = head_dim**-0.5 if scale is None else float(scale)
+    return ScoreRule(factor, soft_cap, window, sink_tokens, chunk)
 
 
 def describe(array: Array | jax.ShapeDtypeStruct) -> str:

@@ -25,11 +25,15 @@ class ScoreRule:
       scale: factor of the dot product.
       soft_cap: a score s becomes soft_cap * tanh(s / soft_cap); None for no cap.
       window: keys each query sees, its own included; None for all before it.
+      sink_tokens: first keys of a row that every query sees, beside those of its window.
+      chunk: a query sees only keys of its own chunk of so many positions; None for no chunks.
     """
 
     scale: float
     soft_cap: float | None = None
     window: int | None = None
+    sink_tokens: int = 0
+    chunk: int | None = None
 
     def scores(self, q: Array, k: Array) -> Array:
         """q (B, K, G, T, H), k (B, K, C, H) -> (B, K, G, T, C)."""
@@ -47,7 +51,9 @@ class ScoreRule:
         key = k_positions[:, :, None, None, :]
         seen = (key >= 0) & (key <= query)
         if self.window is not None:
-            seen &= key > query - self.window
+            seen &= (key > query - self.window) | (key < self.sink_tokens)
+        if self.chunk is not None:
+            seen &= key // self.chunk == query // self.chunk
         return seen
 
 

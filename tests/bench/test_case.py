@@ -60,7 +60,7 @@ def test_grid_crosses_everything():
     [
         ({"length": 9000}, "length=9000: at most the capacity, 8192"),
         ({"kv_heads": 5}, "kv_heads: got 5 for 32 query heads"),
-        ({"codec": "fp8"}, "caches can hold"),
+        ({"codec": "fp8"}, "accepted here are f32"),
         ({"codec": "f31"}, "codec: got 'f31'"),
         ({"batch": 0}, "batch: got 0"),
     ],

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kvjax.cache import CapacityError, DenseCache, Record
-from kvjax.cache import dense as dense_module
+from kvjax.cache import CapacityError, Dense, Record, SlotCache
+from kvjax.cache import slots as slots_module
 from kvjax.cache.codecs import build_codec
 from kvjax.models.family import abstract_decoder
 from kvjax.nn import AttentionConfig, DecoderConfig, MlpConfig
@@ -15,8 +15,10 @@ BATCH, HEADS, DIM, VALUE_DIM = 2, 3, 4, 2
 DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
 
 
-def empty(capacity: int, codec: str = "f32", batch: int = BATCH) -> DenseCache:
-    return DenseCache.init(batch, capacity, HEADS, DIM, VALUE_DIM, build_codec(codec))
+def empty(capacity: int, codec: str = "f32", batch: int = BATCH) -> SlotCache:
+    return SlotCache.init(
+        batch, Dense(capacity), HEADS, DIM, VALUE_DIM, build_codec(codec, DIM, VALUE_DIM)
+    )
 
 
 def record(tokens: int, seed: int = 0, batch: int = BATCH) -> Record:
@@ -31,7 +33,7 @@ def count(*tokens: int) -> jax.Array:
     return jnp.asarray(tokens, jnp.int32)
 
 
-append = jax.jit(DenseCache.append)
+append = jax.jit(SlotCache.append)
 
 
 @pytest.mark.parametrize("codec", DTYPES)
@@ -69,7 +71,7 @@ def test_streamed_and_at_once_hold_the_same_bits(codec, split):
 @pytest.mark.parametrize("capacity", [4, 8, 10, 13])
 def test_blocks_give_every_live_slot_once(capacity, monkeypatch):
     """Capacities below, at, and beside a multiple of the block."""
-    monkeypatch.setattr(dense_module, "BLOCK", 4)
+    monkeypatch.setattr(slots_module, "BLOCK", 4)
     new = record(capacity)
     cache = empty(capacity).append(new, count(capacity, 3))
     assert cache.blocks() == -(-capacity // 4)
@@ -172,7 +174,7 @@ def test_rollback_of_more_than_is_held_or_of_less_than_none_is_refused(tokens):
 
 def test_a_token_of_a_7b_mha_layer_is_16384_bytes():
     """Read off live arrays: K and V of 32 heads of 128 channels in bf16."""
-    cache = DenseCache.init(1, 1, 32, 128, 128, build_codec("bf16"))
+    cache = SlotCache.init(1, Dense(1), 32, 128, 128, build_codec("bf16", 128, 128))
     assert sum(leaf.nbytes for leaf in cache.leaves.values()) == 16384
 
 

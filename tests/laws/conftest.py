@@ -9,12 +9,22 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from kvjax.cache import LayerCache, Record, init_layer_cache
+from kvjax.cache import (
+    Dense,
+    LayerCache,
+    LayoutChoice,
+    Paged,
+    Record,
+    Sight,
+    SinkRing,
+    SlotCache,
+    init_layer_cache,
+)
 from kvjax.nn import Attention, AttentionConfig, NormConfig, Rope
 
 # One set of shapes for all laws, so that each member's steps compile once.
 BATCH, CAPACITY, WIDTH, D_MODEL = 2, 13, 6, 16
-X = np.random.default_rng(0).normal(size=(BATCH, CAPACITY + WIDTH, D_MODEL)).astype(np.float32)
+X = np.random.default_rng(0).normal(size=(BATCH, 32, D_MODEL)).astype(np.float32)
 
 BASE = AttentionConfig(
     d_model=D_MODEL, query_heads=4, kv_heads=2, key_dim=8, value_dim=8, rope=Rope(8, theta=100.0)
@@ -33,17 +43,43 @@ RECORDS = {
 
 @dataclass(frozen=True)
 class CacheCase:
-    """A layout and a codec; `error` bounds the relative error of what is read back."""
+    """A layout and a codec; `error` bounds the relative error of what is read back.
 
-    layout: str
+    `endless`: the layout replaces old tokens and is never full.
+    """
+
+    layout: LayoutChoice
     codec: str
-    error: float
+    error: float = 0.0
+    endless: bool = False
 
 
+# Of codes that share a scale the error is relative to the largest number, here twice a typical one.
+CODECS = {
+    "f32": 0.0,
+    "bf16": 2**-8,
+    "f16": 2**-11,
+    "fp8_e4m3": 2**-4,
+    "fp8_e5m2": 2**-3,
+    "fp8_e4m3_head": 2**-4,
+    "fp8_e4m3_token": 2**-4,
+    "int8": 2**-7,
+    "int4": 2**-3,
+}
+LAYOUTS: dict[str, tuple[LayoutChoice, bool]] = {
+    "dense": ("dense", False),
+    "pages of 1": (Paged(1), False),
+    "pages of 4": (Paged(4), False),
+    "sinks": (SinkRing(2, 5), True),
+}
 CACHES = {
-    "dense f32": CacheCase("dense", "f32", 0.0),
-    "dense bf16": CacheCase("dense", "bf16", 2**-8),
-    "dense f16": CacheCase("dense", "f16", 2**-11),
+    f"{layout} {codec}": CacheCase(choice, codec, error, endless)
+    for layout, (choice, endless) in LAYOUTS.items()
+    for codec, error in CODECS.items()
+}
+RING = {
+    f"ring {codec}": CacheCase("auto", codec, error, endless=True)
+    for codec, error in CODECS.items()
 }
 
 
@@ -55,6 +91,21 @@ def build(config: AttentionConfig) -> Attention:
     rng = np.random.default_rng(1)
     drawn = [rng.normal(0, 0.3, leaf.shape).astype(np.float32) for leaf in leaves]
     return jax.tree.unflatten(treedef, drawn)
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """The dense layout, of which queries see what another keeps."""
+
+    slots: int
+    sight: Sight
+
+    def __getattr__(self, name):
+        return getattr(Dense(self.slots), name)
+
+
+def hiding(cache: SlotCache, sight: Sight) -> SlotCache:
+    return replace(cache, layout=Hidden(cache.layout.slots, sight))
 
 
 @jax.jit
@@ -72,24 +123,31 @@ class Member:
     @property
     def tolerance(self) -> float:
         """Outputs are of order 1, and keys and values enter them with the codec's error."""
-        return 1e-5 + 4 * self.cache_case.error
+        return 1e-5 + 5 * self.cache_case.error
 
-    def init(self) -> LayerCache:
+    def init(self, **changes) -> LayerCache:
         """An empty cache of BATCH rows of CAPACITY tokens."""
-        return init_layer_cache(
-            BATCH,
-            CAPACITY,
-            kv_heads=self.attention.kv_heads,
-            key_dim=self.attention.key_dim,
-            value_dim=self.attention.value_dim,
-            layout=self.cache_case.layout,
-            codec=self.cache_case.codec,
-        )
+        settings = {
+            "kv_heads": self.attention.kv_heads,
+            "key_dim": self.attention.key_dim,
+            "value_dim": self.attention.value_dim,
+            "window": self.attention.window,
+            "layout": self.cache_case.layout,
+            "codec": self.cache_case.codec,
+        }
+        return init_layer_cache(BATCH, CAPACITY, **(settings | changes))
 
     def forward(self) -> np.ndarray:
-        """Outputs (B, CAPACITY, D) of the first CAPACITY tokens of X, without a cache."""
+        """Outputs (B, CAPACITY, D) of the first CAPACITY tokens of X, all keys being kept.
+
+        Without a cache; or, where a layout keeps less than the module sees, in a dense one of which
+        the others are hidden.
+        """
         positions = np.broadcast_to(np.arange(CAPACITY, dtype=np.int32), (BATCH, CAPACITY))
-        return np.asarray(compiled(build(self.attention), X[:, :CAPACITY], positions, None)[0])
+        cache = None
+        if (sight := self.init().sight).sink_tokens:
+            cache = hiding(self.init(layout="dense", codec="f32"), sight)
+        return np.asarray(compiled(build(self.attention), X[:, :CAPACITY], positions, cache)[0])
 
     def step(self, start, count, cache) -> tuple[np.ndarray, LayerCache]:
         """Each row's `count` tokens of X from `start`, in one step of 1 or WIDTH; (B, width, D)."""
@@ -118,22 +176,38 @@ class Member:
         return cache
 
 
-@pytest.fixture(
-    params=[
-        # By default every record in the lossless cache, and every cache with one record.
-        pytest.param(
-            Member(RECORDS[record], CACHES[case]),
-            id=f"{record}, {case}",
-            marks=() if record == "gqa" or case == "dense f32" else pytest.mark.slow,
-        )
-        for record in RECORDS
-        for case in CACHES
+def members() -> list:
+    """Every pair; by default each record and each cache with the plainest of the other."""
+    every = [
+        *(
+            (record, case)
+            for record in RECORDS
+            for case in CACHES
+            if RECORDS[record].window is None
+        ),
+        *(("windowed", case) for case in RING),
+        *(("windowed", f"dense {codec}") for codec in CODECS),
     ]
-)
+    quick = {("gqa", f"dense {codec}") for codec in CODECS}
+    quick |= {(record, "dense f32") for record in RECORDS}
+    quick |= {("gqa", f"{layout} f32") for layout in LAYOUTS}
+    quick |= {("mqa", "pages of 4 int8"), ("mha", "sinks int4"), ("gqa", "pages of 1 bf16")}
+    quick |= {("windowed", "ring f32"), ("windowed", "ring fp8_e4m3_token")}
+    return [
+        pytest.param(
+            Member(RECORDS[record], (CACHES | RING)[case]),
+            id=f"{record}, {case}",
+            marks=() if (record, case) in quick else pytest.mark.slow,
+        )
+        for record, case in every
+    ]
+
+
+@pytest.fixture(params=members())
 def member(request) -> Member:
     return request.param
 
 
-@pytest.fixture(params=CACHES)
+@pytest.fixture(params=[name for name in CACHES if name.endswith(" f32") or "dense" in name])
 def cache_case(request) -> CacheCase:
     return CACHES[request.param]

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from kvjax.cache import Block, DenseCache
+from kvjax.cache import Block, Sight, SlotCache
 from kvjax.engine import decode, prefill
 from kvjax.nn import AttentionConfig, Decoder, DecoderConfig, MlpConfig, Rope, attention
 from kvjax.ops import attend
@@ -169,6 +169,7 @@ def repeated_heads(q, cache, q_positions, *, new=(), **settings):
 
     class Repeated(NamedTuple):
         n: jax.Array = cache.n
+        sight: Sight = cache.sight
 
         def blocks(self):
             return cache.blocks()
@@ -185,6 +186,7 @@ def repeated_heads(q, cache, q_positions, *, new=(), **settings):
 def every_block(q, cache, q_positions, **settings):
     class Full(NamedTuple):
         n: jax.Array = cache.n
+        sight: Sight = cache.sight
         block: Callable = cache.block
 
         def blocks(self):
@@ -248,7 +250,7 @@ def test_a_rewritten_cache_shows(monkeypatch):
         }
         return replace(cache, leaves=leaves, n=cache.n + count)
 
-    monkeypatch.setattr(DenseCache, "append", append)
+    monkeypatch.setattr(SlotCache, "append", append)
     text = compiled(donated(), Step(tokens=1)).as_text()
     with pytest.raises(AssertionError):
         assert_only_tokens_are_written(text)

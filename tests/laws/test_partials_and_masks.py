@@ -7,19 +7,36 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from kvjax.cache import SlotCache
 from kvjax.ops import attend
 
 HELD = (7, 0)
 
 
 def poisoned(cache, value):
-    """The cache with `value` in every slot that holds no token."""
-    live = (jnp.arange(cache.capacity) < cache.n[:, None])[:, None, :, None]
+    """The cache with `value` in every slot that holds no token; codes of integers keep theirs."""
+    live = live_slots(cache)
+
+    def poison(leaf):
+        mask = live.reshape(len(live), 1, -1, *(1,) * (leaf.ndim - 3))
+        return jnp.where(mask, leaf, jnp.asarray(value).astype(leaf.dtype))
+
     leaves = {
-        name: jnp.where(live, leaf, jnp.asarray(value, leaf.dtype))
+        name: poison(leaf) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
         for name, leaf in cache.leaves.items()
     }
     return replace(cache, leaves=leaves)
+
+
+def live_slots(cache):
+    """Bool (B, S), or (num_pages, P) of pages."""
+    if isinstance(cache, SlotCache):
+        slots = jnp.arange(cache.capacity)
+        return cache.layout.held(slots, cache.n[:, None]) >= 0
+    positions = jnp.arange(cache.capacity).reshape(-1, cache.page_size)
+    held = positions < cache.n[:, None, None]
+    pool = jnp.zeros((cache.num_pages, cache.page_size), bool)
+    return pool.at[cache.page_table].set(held)
 
 
 @pytest.mark.parametrize("count", [(1, 1), (6, 2)], ids=str)

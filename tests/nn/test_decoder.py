@@ -121,15 +121,10 @@ def test_residuals(pre_norm, post_norm, parallel):
     [
         ({}, (0, 8), "batch=0: at least 1"),
         ({}, (2, 0), "capacity=0: at least 1"),
-        ({}, (2, 8, "ring"), "layout='ring': accepted are auto, dense"),
+        ({}, (2, 8, "ring"), "layout='ring': the layer has no window; accepted: auto, dense"),
         ({}, (2, 8, "auto", "int3"), "codec: got 'int3'; accepted: f32"),
-        ({}, (2, 8, "auto", "fp8_e4m3"), "codec='fp8_e4m3': caches can hold f32, bf16, f16"),
+        ({}, (2, 8, "auto", "nvfp4"), "codec='nvfp4': caches can hold f32, bf16, f16"),
         ({"max_positions": 7}, (2, 8), "capacity=8 exceeds the model's 7 learned positions"),
-        (
-            {"attention": (ATTENTION, replace(ATTENTION, window=7))},
-            (2, 8),
-            "capacity=8 exceeds the layer's sliding window of 7",
-        ),
     ],
     ids=str,
 )
@@ -138,9 +133,10 @@ def test_a_cache_that_cannot_be_is_refused(settings, arguments, message):
         build(**settings).init_cache(*arguments)
 
 
-def test_a_window_as_long_as_the_capacity_is_served():
-    windowed = build(attention=(ATTENTION, replace(ATTENTION, window=8)))
-    assert windowed.init_cache(2, 8).layers[1].capacity == 8
+def test_each_layer_has_the_slots_that_its_window_needs():
+    windowed = build(attention=(ATTENTION, replace(ATTENTION, window=3)))
+    assert [layer.capacity for layer in windowed.init_cache(2, 8).layers] == [8, 3]
+    assert [layer.capacity for layer in windowed.init_cache(2, 8, "dense").layers] == [8, 8]
 
 
 def test_a_cache_of_another_batch_is_refused():

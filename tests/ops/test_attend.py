@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kvjax.cache import Block, Record, init_layer_cache
+from kvjax.cache import Block, Record, Sight, init_layer_cache
 from kvjax.ops import attend, reference
 from kvjax.ops.online import ScoreRule
 
@@ -35,6 +35,10 @@ class Scattered(NamedTuple):
 
     def operands(self):
         return None
+
+    @property
+    def sight(self):
+        return Sight()
 
 
 def cut(x):
@@ -120,6 +124,7 @@ def test_one_query_reads_a_dense_cache_in_place(window, draw, assert_same):
 
     class ByBlocks(NamedTuple):
         inner: object
+        sight: Sight = Sight()
 
         def blocks(self):
             return self.inner.blocks()

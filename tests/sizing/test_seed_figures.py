@@ -65,11 +65,11 @@ def heads_of_a_live_cache(inputs: dict) -> int:
 
 def bytes_of_a_live_cache(inputs: dict) -> int:
     """Bytes of the arrays of a cache with one slot."""
-    from kvjax.cache import DenseCache
+    from kvjax.cache import Dense, SlotCache
     from kvjax.cache.codecs import build_codec
 
     _, batch, heads, dim = inputs["shape"]
-    cache = DenseCache.init(batch, 1, heads, dim, dim, build_codec(inputs["dtype"]))
+    cache = SlotCache.init(batch, Dense(1), heads, dim, dim, build_codec(inputs["dtype"], dim, dim))
     return sum(leaf.nbytes for leaf in cache.leaves.values())
 
 

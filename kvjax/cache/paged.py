@@ -1,0 +1,202 @@
+"""The paged layout: slots in pages of one pool, found through a table (Kwon et al. 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from kvjax.cache.codecs import Codec, empty_leaves
+from kvjax.cache.layouts import Sight
+from kvjax.cache.protocol import Block, CapacityError, Record
+from kvjax.cache.slots import BLOCK
+
+
+@dataclass(frozen=True)
+class Paged:
+    """Asks for pages of `page_size` slots.
+
+    Attributes:
+      page_size: P.
+      num_pages: pages of the pool; None for as many as the rows' capacities take.
+    """
+
+    page_size: int = 16
+    num_pages: int | None = None
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("leaves", "scales", "page_table", "n", "overflow"),
+    meta_fields=("codec",),
+)
+@dataclass(frozen=True)
+class PagedCache:
+    """One layer's cache of pages, in any order, shared by all rows.
+
+    Attributes:
+      leaves: the codec's arrays, (num_pages, K, P, ...).
+      scales: the codec's constants.
+      page_table: (B, max_pages) int32; token p of a row lies in page page_table[p // P], slot
+        p % P. -1, or a number that is no page's, where there is none: such a page is never read,
+        and what would be written to it is dropped and flagged.
+      n: (B,) int32, tokens held.
+      overflow: (B,) bool, set where a write found no slot and was dropped.
+      codec: how records are encoded; static.
+    """
+
+    leaves: dict[str, Array]
+    scales: dict[str, Array]
+    page_table: Array
+    n: Array
+    overflow: Array
+    codec: Codec
+
+    @classmethod
+    def init(
+        cls,
+        batch: int,
+        capacity: int,
+        pages: Paged,
+        kv_heads: int,
+        key_dim: int,
+        value_dim: int,
+        codec: Codec,
+    ) -> PagedCache:
+        """An empty cache whose rows have pages of their own for `capacity` tokens each."""
+        a_row = -(-capacity // pages.page_size)
+        num_pages = batch * a_row if pages.num_pages is None else pages.num_pages
+        if num_pages < batch * a_row:
+            raise ValueError(
+                f"num_pages={num_pages}: {batch} rows of {capacity} tokens take {batch * a_row} "
+                f"pages of {pages.page_size}"
+            )
+        leaves = empty_leaves(codec, num_pages, pages.page_size, kv_heads, key_dim, value_dim)
+        table = jnp.arange(batch * a_row, dtype=jnp.int32).reshape(batch, a_row)
+        n, overflow = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch,), bool)
+        return cls(leaves, codec.scales(kv_heads), table, n, overflow, codec)
+
+    @property
+    def page_size(self) -> int:
+        """P."""
+        return next(iter(self.leaves.values())).shape[2]
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the pool."""
+        return len(next(iter(self.leaves.values())))
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that a row's table can address."""
+        return self.page_table.shape[1] * self.page_size
+
+    @property
+    def sight(self) -> Sight:
+        """All that is held."""
+        return Sight()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays, bookkeeping included."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self))
+
+    def append(self, record: Record, count: Array) -> PagedCache:
+        """Write the first count (B,) tokens of a right-padded record (B, K, T, ...).
+
+        A row of which a token has no page keeps what it had: outside jit that raises
+        CapacityError, inside it the row's write is dropped and its overflow flag set.
+        """
+        steps = jnp.arange(record.k.shape[2], dtype=jnp.int32)
+        positions = self.n[:, None] + steps
+        page = self._page(positions // self.page_size)
+        wanted = steps < count[:, None]
+        fits = ~(wanted & (page < 0)).any(1)
+        if not isinstance(fits, jax.core.Tracer) and not bool(fits.all()):
+            raise CapacityError(
+                f"rows hold {self.n.tolist()} tokens and were to take "
+                f"{jnp.asarray(count).tolist()} more; their pages have room for "
+                f"{self._room().tolist()} in all"
+            )
+        # The page past the end stands for "nowhere": mode="drop" skips it.
+        page = jnp.where(wanted & fits[:, None], page, self.num_pages)
+        heads = jnp.arange(record.k.shape[1])[:, None]
+        where = (page[:, None, :], heads, (positions % self.page_size)[:, None, :])
+        leaves = {
+            name: self.leaves[name].at[where].set(new, mode="drop")
+            for name, new in self.codec.encode(record, self.scales).items()
+        }
+        n = self.n + jnp.where(fits, count, 0).astype(jnp.int32)
+        return replace(self, leaves=leaves, n=n, overflow=self.overflow | ~fits)
+
+    @property
+    def _pages_a_block(self) -> int:
+        return max(1, min(BLOCK // self.page_size, self.page_table.shape[1]))
+
+    def blocks(self) -> Array:
+        """Blocks that hold a live token of any row, traced."""
+        width = self._pages_a_block * self.page_size
+        return (jnp.max(self.n) + width - 1) // width
+
+    def block(self, i: Array) -> Block:
+        """Block i: records of a few pages of each row, and positions (B, 1, C), -1 where dead."""
+        many, size = self._pages_a_block, self.page_size
+        entries = i * many + jnp.arange(many, dtype=jnp.int32)
+        page = self._page(jnp.broadcast_to(entries, (len(self.n), many)))
+        leaves = {
+            name: self._in_line(leaf[jnp.maximum(page, 0)]) for name, leaf in self.leaves.items()
+        }
+        positions = (entries[:, None] * size + jnp.arange(size, dtype=jnp.int32)).reshape(-1)
+        live = (positions < self.n[:, None]) & (jnp.repeat(page, size, axis=1) >= 0)
+        held = jnp.where(live, positions, -1)
+        return Block(*self.codec.decode(leaves, self.scales), held[:, None, :])
+
+    def operands(self) -> dict[str, Array] | None:
+        """None: pages are read block by block."""
+        return None
+
+    def select(self, rows: Array) -> PagedCache:
+        """The given rows, which share pages with those that they are copies of.
+
+        Two copies of a row must not both be written to: give each pages of its own first.
+        """
+        return replace(
+            self, page_table=self.page_table[rows], n=self.n[rows], overflow=self.overflow[rows]
+        )
+
+    def rollback(self, tokens: Array | int) -> PagedCache:
+        """Forget the newest tokens, a number or (B,); at most as many as a row holds."""
+        n = self.n - jnp.asarray(tokens, jnp.int32)
+        if not isinstance(n, jax.core.Tracer) and bool(((n < 0) | (n > self.n)).any()):
+            raise ValueError(f"rollback of {tokens} tokens; rows hold {self.n.tolist()}")
+        return replace(self, n=jnp.maximum(n, 0))
+
+    def check(self) -> None:
+        """Raise CapacityError if a write inside jit was dropped."""
+        if bool(self.overflow.any()):
+            raise CapacityError(
+                f"rows {jnp.flatnonzero(self.overflow).tolist()} had no page for all of their "
+                f"tokens; rows hold {self.n.tolist()}, their pages have room for "
+                f"{self._room().tolist()}"
+            )
+
+    def _page(self, entries: Array) -> Array:
+        """(B, M) pages behind table entries (B, M); -1 where there is none."""
+        width = self.page_table.shape[1]
+        # Clipped first, since an index of -1 would be the last one.
+        page = jnp.take_along_axis(self.page_table, jnp.clip(entries, 0, width - 1), axis=1)
+        valid = (entries < width) & (page >= 0) & (page < self.num_pages)
+        return jnp.where(valid, page, -1)
+
+    def _room(self) -> Array:
+        """(B,), tokens that fit before the first entry without a page."""
+        valid = (self.page_table >= 0) & (self.page_table < self.num_pages)
+        return jnp.cumprod(valid, axis=1).sum(1) * self.page_size
+
+    def _in_line(self, pages: Array) -> Array:
+        """(B, M, K, P, ...) -> (B, K, M * P, ...)."""
+        pages = jnp.moveaxis(pages, 2, 1)
+        return pages.reshape(*pages.shape[:2], -1, *pages.shape[4:])
