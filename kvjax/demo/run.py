@@ -154,7 +154,9 @@ def _check_twin(source: Path, work: Path, say: Callable[[str], None]) -> bool | 
 
 
 def _write_text(preset: Preset, directory: Path) -> str:
-    (text,) = generate_text(directory, [preset.prompt], preset.new_tokens, dtype="f32", codec="f32")
+    (text,) = generate_text(
+        directory, [preset.prompt], preset.new_tokens, dtype="f32", codec="f32"
+    ).texts
     return preset.prompt + text
 
 

@@ -3,6 +3,6 @@
 from kvjax.engine.generate import generate
 from kvjax.engine.sampling import Sampler
 from kvjax.engine.steps import decode, prefill
-from kvjax.engine.text import generate_text
+from kvjax.engine.text import Continuations, generate_text
 
-__all__ = ["Sampler", "decode", "generate", "generate_text", "prefill"]
+__all__ = ["Continuations", "Sampler", "decode", "generate", "generate_text", "prefill"]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from kvjax.cache import Cache, CapacityError
+from kvjax.cache import Cache, CapacityError, LayoutChoice
 from kvjax.engine.sampling import Sampler
 from kvjax.engine.steps import prefill
 from kvjax.nn import Decoder
@@ -29,6 +29,7 @@ def generate(
     eos: Collection[int] = (),
     seed: int = 0,
     capacity: int | None = None,
+    layout: LayoutChoice = "auto",
     codec: str = "bf16",
     progress: Callable[[int], None] | None = None,
 ) -> list[list[int]]:
@@ -42,7 +43,7 @@ def generate(
       eos: token ids that end a row; the one that ended it is the row's last token.
       seed: of the random numbers. A row's tokens depend on the seed and its place in the batch.
       capacity: cache slots a row; None takes what the longest prompt and max_new_tokens need.
-      codec: of the cache.
+      layout, codec: of the cache, as in `Decoder.init_cache`.
       progress: called after every step with the number of tokens per row so far.
 
     Returns:
@@ -52,7 +53,7 @@ def generate(
       CapacityError: a prompt and its new tokens do not fit the capacity.
       ValueError: no prompts, an empty prompt, or a token id outside the vocabulary.
     """
-    needed = _check(model, prompts, max_new_tokens)
+    needed = check(model, prompts, max_new_tokens)
     capacity = needed if capacity is None else capacity
     if capacity < needed:
         raise CapacityError(
@@ -60,7 +61,7 @@ def generate(
         )
     if max_new_tokens == 0:
         return [[] for _ in prompts]
-    cache = model.init_cache(len(prompts), capacity, codec=codec)
+    cache = model.init_cache(len(prompts), capacity, layout, codec)
     logits, cache = read_prompts(model, prompts, cache)
     keys = jax.random.split(jax.random.key(seed), max_new_tokens)
     tokens = sampler(logits, keys[0])
@@ -107,7 +108,7 @@ def _next(
     return sampler(logits, key), cache
 
 
-def _check(model: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> int:
+def check(model: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> int:
     """Slots that the longest row needs; ValueError for prompts that cannot be read."""
     if not len(prompts):
         raise ValueError("prompts: at least one is needed")

@@ -108,8 +108,8 @@ def test_a_row_draws_by_its_place_whatever_comes_after_it():
 
 
 def test_the_codec_reaches_the_cache():
-    with pytest.raises(ValueError, match="codec='kivi2': caches can hold"):
-        run(codec="kivi2")
+    with pytest.raises(ValueError, match="codec='nvfp4': caches can hold"):
+        run(codec="nvfp4")
 
 
 def test_capacity_that_is_just_enough():
