@@ -132,7 +132,9 @@ def test_shards_and_replicas_hold_the_whole(spec, codec, tokens, batch, placing)
     share = spec.cache_bytes(tokens, batch, codec, **placing)
     for figure in FIGURES:
         assert placing["tp"] * getattr(shard, figure) >= getattr(one, figure)
-        assert placing["dp"] * getattr(share, figure) >= getattr(shard, figure)
+        # KIVI's ideal may fall with the length, so that the fullest replica has not the most of it.
+        if figure != "ideal" or codec not in ("kivi2", "kivi4"):
+            assert placing["dp"] * getattr(share, figure) >= getattr(shard, figure)
         assert getattr(share, figure) <= getattr(shard, figure) <= getattr(one, figure)
 
 
