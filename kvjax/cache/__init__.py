@@ -1,6 +1,9 @@
 """Caches: in which slot a record lives (layouts) and how it is encoded (codecs)."""
 
-from kvjax.cache.container import Cache, LayoutChoice, init_layer_cache
+from kvjax.cache.container import Cache, CodecChoice, LayoutChoice, init_layer_cache
+from kvjax.cache.kept import KeptCache
+from kvjax.cache.kivi import KiviCache
+from kvjax.cache.kivi_codec import Kivi
 from kvjax.cache.layouts import Dense, Ring, Sight, SinkRing
 from kvjax.cache.paged import Paged, PagedCache
 from kvjax.cache.protocol import Block, CapacityError, LayerCache, Record
@@ -10,7 +13,11 @@ __all__ = [
     "Block",
     "Cache",
     "CapacityError",
+    "CodecChoice",
     "Dense",
+    "KeptCache",
+    "Kivi",
+    "KiviCache",
     "LayerCache",
     "LayoutChoice",
     "Paged",

@@ -18,6 +18,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from kvjax import sizing
+from kvjax.cache.bits import pack, unpack
 from kvjax.cache.protocol import Record
 
 DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
@@ -184,15 +185,13 @@ def to_fp8(x: Array, dtype: DTypeLike) -> Array:
 def pack_nibbles(codes: Array) -> Array:
     """int8 (..., n) from -8 to 7 -> uint8 (..., ceil(n / 2)); the low nibble is the even one."""
     padded = jnp.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, codes.shape[-1] % 2)])
-    low, high = padded[..., ::2], padded[..., 1::2]
-    return (low & 0xF).astype(jnp.uint8) | ((high & 0xF).astype(jnp.uint8) << 4)
+    return pack((padded & 0xF).astype(jnp.uint8), 4)
 
 
 def unpack_nibbles(packed: Array, n: int) -> Array:
     """The n codes that `pack_nibbles` packed, as int8."""
-    both = jnp.stack([packed & 0xF, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
     # Shifted up and down again, bit 3 becomes the sign.
-    return (both[..., :n].astype(jnp.int8) << 4) >> 4
+    return (unpack(packed, 4)[..., :n].astype(jnp.int8) << 4) >> 4
 
 
 def build_codec(name: str, key_dim: int = 0, value_dim: int = 0) -> Codec:
@@ -207,7 +206,9 @@ def build_codec(name: str, key_dim: int = 0, value_dim: int = 0) -> Codec:
         "int4": Int4(key_dim=key_dim, value_dim=value_dim),
     }
     if canonical not in codecs:
-        raise ValueError(f"codec={name!r}: caches can hold {', '.join(codecs)}")
+        raise ValueError(
+            f"codec={name!r}: caches can hold {', '.join(codecs)}; dense ones kivi2, kivi4"
+        )
     return codecs[canonical]
 
 

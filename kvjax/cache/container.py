@@ -11,6 +11,8 @@ import jax
 from jax import Array
 
 from kvjax.cache.codecs import build_codec
+from kvjax.cache.kivi import KiviCache
+from kvjax.cache.kivi_codec import KIVI, Kivi
 from kvjax.cache.layouts import Dense, Layout, Ring, SinkRing
 from kvjax.cache.paged import Paged, PagedCache
 from kvjax.cache.protocol import LayerCache
@@ -19,7 +21,10 @@ from kvjax.cache.slots import SlotCache
 # What a layer's cache may be asked to be; "auto" is a ring where the layer has a window.
 type LayoutChoice = Literal["auto", "dense", "ring"] | Paged | SinkRing
 
-LAYOUTS = ("auto", "dense", "ring")
+LAYOUTS: tuple[Literal["auto", "dense", "ring"], ...] = ("auto", "dense", "ring")
+
+# A name of `kvjax.sizing.CODECS`, or a codec with settings of its own.
+type CodecChoice = str | Kivi
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("layers",), meta_fields=())
@@ -65,7 +70,7 @@ def init_layer_cache(
     value_dim: int,
     window: int | None = None,
     layout: LayoutChoice = "auto",
-    codec: str = "bf16",
+    codec: CodecChoice = "bf16",
 ) -> LayerCache:
     """An empty cache of one layer.
 
@@ -76,7 +81,8 @@ def init_layer_cache(
       layout: "auto" (a ring of the window where that is shorter than the capacity, else dense),
         "dense", "ring" (refused without a window), `Paged`, or `SinkRing`, whose window replaces
         none of the layer's own.
-      codec: a name of `kvjax.sizing.CODECS` that caches can hold.
+      codec: a name of `kvjax.sizing.CODECS` that caches can hold, or `Kivi`, which rounds the
+        capacity up to whole groups and is refused by layouts that drop single tokens.
 
     Raises:
       ValueError: for what cannot be held, and why.
@@ -84,11 +90,34 @@ def init_layer_cache(
     for name, value in (("batch", batch), ("capacity", capacity)):
         if value < 1:
             raise ValueError(f"{name}={value}: at least 1 is needed")
+    if isinstance(codec, str):
+        codec = KIVI.get(codec, codec)
+    if isinstance(codec, Kivi):
+        _check_groups_stay(codec, layout, capacity, window)
+        return KiviCache.init(batch, capacity, kv_heads, key_dim, value_dim, codec)
     encoding = build_codec(codec, key_dim, value_dim)
     if isinstance(layout, Paged):
         return PagedCache.init(batch, capacity, layout, kv_heads, key_dim, value_dim, encoding)
     slots = _slots(layout, capacity, window)
     return SlotCache.init(batch, slots, kv_heads, key_dim, value_dim, encoding)
+
+
+def _check_groups_stay(kivi: Kivi, layout: LayoutChoice, capacity: int, window: int | None) -> None:
+    """Raise ValueError for a layout in which tokens of a group may be dropped one by one."""
+    asked = f"layout: got {layout!r} with codec {kivi.name}"
+    if isinstance(layout, Paged):
+        together = layout.page_size
+        if together % kivi.group == 0:
+            raise ValueError(f"{asked}, for which pages are not built; accepted: 'dense'")
+    elif isinstance(_slots(layout, capacity, window), Dense):
+        return
+    else:
+        together = 1
+        asked += f" and a window of {window}" if window else ""
+    raise ValueError(
+        f"{asked}, whose keys share a scale over {kivi.group} tokens: these must be dropped "
+        f"together, and the layout drops {together} at a time; accepted: 'dense'"
+    )
 
 
 def _slots(layout: LayoutChoice, capacity: int, window: int | None) -> Layout:

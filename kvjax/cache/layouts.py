@@ -19,10 +19,12 @@ class Sight(NamedTuple):
     Attributes:
       window: keys, the query's own included; None for all.
       sink_tokens: first tokens of a row that every query sees besides.
+      gaps: whether tokens between others may be missing, so that slots do not count positions.
     """
 
     window: int | None = None
     sink_tokens: int = 0
+    gaps: bool = False
 
 
 class Layout(Protocol):

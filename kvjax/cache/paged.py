@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from kvjax.cache.codecs import Codec, empty_leaves
+from kvjax.cache.codecs import Codec, Leaves, empty_leaves
+from kvjax.cache.kept import KeptCache, kept
 from kvjax.cache.layouts import Sight
 from kvjax.cache.protocol import Block, CapacityError, Record
 from kvjax.cache.slots import BLOCK
@@ -141,6 +142,10 @@ class PagedCache:
         width = self._pages_a_block * self.page_size
         return (jnp.max(self.n) + width - 1) // width
 
+    def first_slot(self, i: Array) -> Array:
+        """The slot of a row, counted over its pages, that block i begins with."""
+        return i * self._pages_a_block * self.page_size
+
     def block(self, i: Array) -> Block:
         """Block i: records of a few pages of each row, and positions (B, 1, C), -1 where dead."""
         many, size = self._pages_a_block, self.page_size
@@ -157,6 +162,26 @@ class PagedCache:
     def operands(self) -> dict[str, Array] | None:
         """None: pages are read block by block."""
         return None
+
+    def keep(self, indices: Array, room: int = 0) -> KeptCache:
+        """Evict all but the slots named, as in `LayerCache.keep`; slot p is that of token p.
+
+        The new cache has slots of its own: the rows' pages may be freed.
+        """
+
+        def gather(slots: Array) -> Leaves:
+            batch, heads, many = slots.shape
+            page = self._page(slots.reshape(batch, -1) // self.page_size)
+            page = jnp.maximum(page.reshape(batch, heads, many), 0)
+            return {
+                name: leaf[page, jnp.arange(leaf.shape[1])[:, None], slots % self.page_size]
+                for name, leaf in self.leaves.items()
+            }
+
+        slots = jnp.arange(self.capacity, dtype=jnp.int32)
+        page = self._page(jnp.broadcast_to(slots // self.page_size, (len(self.n), len(slots))))
+        held = jnp.where((slots < self.n[:, None]) & (page >= 0), slots, -1)
+        return kept(self, gather, held[:, None], indices, room)
 
     def select(self, rows: Array) -> PagedCache:
         """The given rows, which share pages with those that they are copies of.

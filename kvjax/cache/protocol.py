@@ -8,6 +8,9 @@ from jax import Array
 
 from kvjax.cache.layouts import Sight
 
+# Slots that attention reads at a time. On CPUs 512 and fewer keep their speed, more lose it.
+BLOCK = 512
+
 
 class CapacityError(ValueError):
     """A row holds more tokens than its cache has slots for."""
@@ -49,6 +52,11 @@ class LayerCache(Protocol):
         """What the layout lets queries see at most."""
         ...
 
+    @property
+    def capacity(self) -> int:
+        """Slots a row."""
+        ...
+
     def append(self, record: Record, count: Array) -> LayerCache:
         """Add the first count (B,) tokens of a record right-padded to T.
 
@@ -65,8 +73,26 @@ class LayerCache(Protocol):
         """Block i, decoded."""
         ...
 
+    def first_slot(self, i: Array) -> Array:
+        """The slot that block i begins with; its others follow."""
+        ...
+
     def operands(self) -> dict[str, Array] | None:
         """Arguments of `ops.decode_attention`, or None where only `block` serves."""
+        ...
+
+    def keep(self, indices: Array, room: int = 0) -> LayerCache:
+        """Evict: a cache of n + room slots, which holds what lies in the n slots named.
+
+        Args:
+          indices: (B, K, n) slots to keep of each row and head, or (B, 1, n) of all heads; in any
+            order. -1 names none, so that rows and heads may keep fewer than others; a slot that is
+            dead, or named before, counts as none.
+          room: further slots, for new tokens.
+
+        Raises:
+          ValueError: for indices of another shape, or outside the slots.
+        """
         ...
 
     def select(self, rows: Array) -> LayerCache:

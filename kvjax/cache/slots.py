@@ -10,12 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from kvjax.cache.codecs import Codec, empty_leaves
+from kvjax.cache.codecs import Codec, Leaves, empty_leaves
+from kvjax.cache.kept import KeptCache, gather_slots, kept
 from kvjax.cache.layouts import Layout, Sight
-from kvjax.cache.protocol import Block, CapacityError, Record
-
-# Slots that attention reads at a time. On CPUs 512 and fewer keep their speed, more lose it.
-BLOCK = 512
+from kvjax.cache.protocol import BLOCK, Block, CapacityError, Record
 
 
 @partial(
@@ -111,11 +109,14 @@ class SlotCache:
         """Blocks that hold a live token of any row, traced."""
         return (jnp.max(self.layout.used(self.n)) + self._width - 1) // self._width
 
+    def first_slot(self, i: Array) -> Array:
+        """The slot that block i begins with."""
+        # The last block starts early enough to be whole; the slots seen before are dead in it.
+        return jnp.minimum(i * self._width, self.capacity - self._width)
+
     def block(self, i: Array) -> Block:
         """Block i: records of `BLOCK` slots, and their positions (B, 1, C), -1 where dead."""
-        width = self._width
-        # The last block starts early enough to be whole; the slots seen before are dead in it.
-        start = jnp.minimum(i * width, self.capacity - width)
+        start, width = self.first_slot(i), self._width
         leaves = {
             name: jax.lax.dynamic_slice_in_dim(leaf, start, width, axis=2)
             for name, leaf in self.leaves.items()
@@ -132,6 +133,16 @@ class SlotCache:
         if not self.codec.plain:
             return None
         return {"k": self.leaves["k"], "v": self.leaves["v"], "lengths": self.layout.used(self.n)}
+
+    def keep(self, indices: Array, room: int = 0) -> KeptCache:
+        """Evict all but the slots named, as in `LayerCache.keep`."""
+
+        def gather(slots: Array) -> Leaves:
+            return gather_slots(self.leaves, slots)
+
+        slots = jnp.arange(self.capacity, dtype=jnp.int32)
+        held = self.layout.held(slots, self.n[:, None])
+        return kept(self, gather, held[:, None], indices, room)
 
     def select(self, rows: Array) -> SlotCache:
         """The cache of the given rows (any number of them), all arrays together."""

@@ -61,7 +61,8 @@ def attend(
     kept = sight.window is not None and (window is None or sight.window <= window)
     alone = q.shape[1] == 1 and not new and chunk is None and (kept or sight.window is None)
     operands: dict[str, Any] | None = cache.operands() if alone else None
-    if operands is not None:
+    # `decode_attention` counts a window in slots, which must then be positions.
+    if operands is not None and (kept or window is None or not sight.gaps):
         # Padding, at position -1, sees nothing.
         operands["lengths"] = jnp.minimum(operands["lengths"], q_positions[:, 0] + 1)
         out, lse = decode_attention(

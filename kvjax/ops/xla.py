@@ -88,7 +88,7 @@ def over_tiles(
     tokens = q.shape[1]
     if tokens <= QUERY_TILE:
         return attended(q, positions)
-    tiles = _split(q, 1, QUERY_TILE, 0), _split(positions, 1, QUERY_TILE, -1)
+    tiles = split(q, 1, QUERY_TILE, 0), split(positions, 1, QUERY_TILE, -1)
     # Recomputed in the backward pass, one tile at a time, rather than kept for all tiles.
     _, results = jax.lax.scan(jax.checkpoint(lambda carry, xs: (carry, attended(*xs))), None, tiles)
     out, lse = (jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:]) for x in results)
@@ -109,7 +109,7 @@ def see(seen: Partial, q: Array, positions: Array, block: Block, rule: ScoreRule
 
     pos = jnp.broadcast_to(block.pos, (*block.pos.shape[:2], block.k.shape[2]))
     parts = Block(
-        *(_split(x, 2, KEY_TILE, fill) for x, fill in ((block.k, 0), (block.v, 0), (pos, -1)))
+        *(split(x, 2, KEY_TILE, fill) for x, fill in ((block.k, 0), (block.v, 0), (pos, -1)))
     )
     return jax.lax.scan(body, seen, parts)[0]
 
@@ -121,7 +121,7 @@ def _slots(x: Array, first: Array, width: int) -> Array:
     return jax.vmap(lambda row, i: jax.lax.dynamic_slice_in_dim(row, i, width, 1))(x, first)
 
 
-def _split(x: Array, axis: int, width: int, fill: int) -> Array:
+def split(x: Array, axis: int, width: int, fill: int) -> Array:
     """Cut an axis into pieces of `width`, on a new leading axis; the last one is filled up."""
     padding = [(0, 0)] * x.ndim
     padding[axis] = (0, -x.shape[axis] % width)

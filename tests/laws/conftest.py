@@ -10,7 +10,9 @@ import pytest
 from flax import nnx
 
 from kvjax.cache import (
+    CodecChoice,
     Dense,
+    Kivi,
     LayerCache,
     LayoutChoice,
     Paged,
@@ -49,7 +51,7 @@ class CacheCase:
     """
 
     layout: LayoutChoice
-    codec: str
+    codec: CodecChoice
     error: float = 0.0
     endless: bool = False
 
@@ -77,6 +79,8 @@ CACHES = {
     for layout, (choice, endless) in LAYOUTS.items()
     for codec, error in CODECS.items()
 }
+# In a cache of its own, with so few exact tokens that CAPACITY leaves codes.
+CACHES["groups kivi4"] = CacheCase("dense", Kivi(4, group=4, residual=8), 2**-3)
 RING = {
     f"ring {codec}": CacheCase("auto", codec, error, endless=True)
     for codec, error in CODECS.items()
@@ -192,6 +196,7 @@ def members() -> list:
     quick |= {(record, "dense f32") for record in RECORDS}
     quick |= {("gqa", f"{layout} f32") for layout in LAYOUTS}
     quick |= {("mqa", "pages of 4 int8"), ("mha", "sinks int4"), ("gqa", "pages of 1 bf16")}
+    quick |= {("gqa", "groups kivi4"), ("narrow values", "groups kivi4")}
     quick |= {("windowed", "ring f32"), ("windowed", "ring fp8_e4m3_token")}
     return [
         pytest.param(

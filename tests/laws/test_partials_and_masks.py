@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kvjax.cache import SlotCache
+from kvjax.cache import KiviCache, Ring, SlotCache
 from kvjax.ops import attend
 
 HELD = (7, 0)
@@ -15,21 +15,27 @@ HELD = (7, 0)
 
 def poisoned(cache, value):
     """The cache with `value` in every slot that holds no token; codes of integers keep theirs."""
-    live = live_slots(cache)
 
-    def poison(leaf):
+    def poison(name, leaf):
+        live = live_slots(cache, name)
         mask = live.reshape(len(live), 1, -1, *(1,) * (leaf.ndim - 3))
         return jnp.where(mask, leaf, jnp.asarray(value).astype(leaf.dtype))
 
     leaves = {
-        name: poison(leaf) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+        name: poison(name, leaf) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
         for name, leaf in cache.leaves.items()
     }
     return replace(cache, leaves=leaves)
 
 
-def live_slots(cache):
-    """Bool (B, S), or (num_pages, P) of pages."""
+def live_slots(cache, name):
+    """Bool (B, S) along the third axis of a leaf, or (num_pages, P) of pages."""
+    if isinstance(cache, KiviCache):
+        coded = cache.codec.encoded(cache.n)[:, None]
+        if not name.endswith("_exact"):
+            return jnp.arange(cache.groups) * cache.codec.group < coded
+        ring = Ring(cache.codec.residual)
+        return ring.held(jnp.arange(ring.slots), cache.n[:, None]) >= coded
     if isinstance(cache, SlotCache):
         slots = jnp.arange(cache.capacity)
         return cache.layout.held(slots, cache.n[:, None]) >= 0
