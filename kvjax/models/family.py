@@ -91,7 +91,41 @@ class GroupedByKVHead:
         return np.concatenate(blocks, axis=1).reshape(-1, *rest)
 
 
+class Interleaved:
+    """The two halves of the last axis in turn, number by number: [a0, b0, a1, b1, ...]."""
+
+    def shape(self, shape: Shape) -> Shape:
+        return shape
+
+    def read(self, stored: np.ndarray, attention: AttentionConfig | None) -> np.ndarray:
+        return np.concatenate([stored[..., 0::2], stored[..., 1::2]], axis=-1)
+
+    def write(self, parameter: np.ndarray, attention: AttentionConfig | None) -> np.ndarray:
+        return np.stack(np.split(parameter, 2, axis=-1), axis=-1).reshape(parameter.shape)
+
+
+class PairsInHeads:
+    """(out, in), where each head's rows have the channels that RoPE turns together side by side.
+
+    Scores do not depend on the order of channels that queries and keys have in common.
+    """
+
+    def shape(self, shape: Shape) -> Shape:
+        return shape[::-1]
+
+    def read(self, stored: np.ndarray, attention: AttentionConfig | None) -> np.ndarray:
+        assert attention is not None  # the tensor is a layer's
+        heads = stored.T.reshape(*stored.shape[1:], -1, attention.key_dim)
+        return INTERLEAVED.read(heads, attention).reshape(stored.T.shape)
+
+    def write(self, parameter: np.ndarray, attention: AttentionConfig | None) -> np.ndarray:
+        assert attention is not None  # the tensor is a layer's
+        heads = parameter.reshape(*parameter.shape[:-1], -1, attention.key_dim)
+        return INTERLEAVED.write(heads, attention).reshape(parameter.shape).T
+
+
 SAME, TRANSPOSED, GROUPED_BY_KV_HEAD = Same(), Transposed(), GroupedByKVHead()
+INTERLEAVED, PAIRS_IN_HEADS = Interleaved(), PairsInHeads()
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,9 @@ from typing import Any
 
 from kvjax.nn import LinearScaling, Llama3Scaling, Rope, YarnScaling
 
+# Kinds of layers, as `layer_types` spells them.
+FULL, SLIDING = "full_attention", "sliding_attention"
+
 ACTIVATION_NAMES = {
     "silu": "silu",
     "swish": "silu",
@@ -31,25 +34,36 @@ def read_activation(config: dict, field: str, default: str) -> str:
 
 
 def read_rope(
-    config: dict, head_dim: int, *, theta_field: str = "rope_theta", rotary_fraction: float = 1.0
+    config: dict,
+    head_dim: int,
+    *,
+    kind: str = FULL,
+    theta_field: str = "rope_theta",
+    rotary_fraction: float = 1.0,
 ) -> Rope:
     """The rotary embedding of a config, in the old spelling (rope_theta, rope_scaling) or the new.
 
     Args:
-      config: config.json; `rope_parameters` (transformers 5) may hold all of it.
+      config: config.json; `rope_parameters` (transformers 5) may hold all of it, or all of it for
+        each kind of layer.
       head_dim: H.
+      kind: the kind of layer, as `layer_types` spells it.
       theta_field: the old spelling of the base.
       rotary_fraction: share of H that is rotated where the config does not say.
     """
-    parameters = {
-        "rope_theta": config.get(theta_field),
-        **(config.get("rope_scaling") or config.get("rope_parameters") or {}),
-    }
+    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if kinds := [name for name, value in given.items() if isinstance(value, dict)]:
+        if kind not in kinds:
+            raise ValueError(
+                f"rope_parameters: got those of {', '.join(kinds)}; accepted: those of {kind} too"
+            )
+        given = given[kind]
+    parameters = {"rope_theta": config.get(theta_field), **given}
     fraction = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     dim = int(head_dim * (rotary_fraction if fraction is None else fraction))
     theta = float(parameters.get("rope_theta") or 10000.0)
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    return Rope(dim, theta, choose("rope_type", kind, SCALINGS)(parameters, config))
+    rope_type = parameters.get("rope_type", parameters.get("type", "default"))
+    return Rope(dim, theta, choose("rope_type", rope_type, SCALINGS)(parameters, config))
 
 
 def _original_positions(parameters: dict, config: dict) -> int:

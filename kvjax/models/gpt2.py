@@ -1,6 +1,5 @@
 """GPT-2: LayerNorm, learned positions, fused [q | k | v], weights stored (in, out) by Conv1D."""
 
-import json
 from dataclasses import replace
 
 from kvjax.models.family import Family, Tensor
@@ -61,7 +60,6 @@ def decoder(config: dict, spec: ModelSpec) -> DecoderConfig:
         norm=NormConfig("layer", config.get("layer_norm_epsilon", 1e-5)),
         max_positions=config.get("n_positions", 1024),
         tied=True,
-        source=json.dumps(config),
     )
 
 

@@ -1,6 +1,5 @@
 """GPT-NeoX and Pythia: LayerNorm, partial RoPE, parallel residual, q, k, v fused head by head."""
 
-import json
 from dataclasses import replace
 
 from kvjax.models.family import GROUPED_BY_KV_HEAD, TRANSPOSED, Family, Tensor
@@ -69,7 +68,6 @@ def decoder(config: dict, spec: ModelSpec) -> DecoderConfig:
         norm=NormConfig("layer", config.get("layer_norm_eps", 1e-5)),
         parallel_residual=config.get("use_parallel_residual", True),
         tied=config.get("tie_word_embeddings", False),
-        source=json.dumps(config),
     )
 
 

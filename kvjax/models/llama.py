@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 from kvjax.models.family import TRANSPOSED, Family, Tensor
-from kvjax.models.fields import read_activation, read_rope
+from kvjax.models.fields import FULL, SLIDING, read_activation, read_rope
 from kvjax.nn import AttentionConfig, DecoderConfig, MlpConfig, NormConfig
 from kvjax.sizing import ModelSpec
 
@@ -58,7 +57,9 @@ def decoder(config: dict, spec: ModelSpec) -> DecoderConfig:
                 qkv_bias=bias,
                 out_bias=bias,
                 norm=norm,
-                rope=read_rope(config, layer.key_dim),
+                rope=read_rope(
+                    config, layer.key_dim, kind=FULL if layer.window is None else SLIDING
+                ),
                 window=layer.window,
             )
             for layer in spec.layers
@@ -70,13 +71,17 @@ def decoder(config: dict, spec: ModelSpec) -> DecoderConfig:
         ),
         norm=norm,
         tied=config.get("tie_word_embeddings", False),
-        source=json.dumps(config),
     )
 
 
 def with_attention(config: DecoderConfig, **changes: Any) -> DecoderConfig:
     """The decoder with the same change made to the attention of every layer."""
     return replace(config, attention=tuple(replace(a, **changes) for a in config.attention))
+
+
+def with_mlp(config: DecoderConfig, **changes: Any) -> DecoderConfig:
+    """The decoder with other settings of its feed-forward layers."""
+    return replace(config, mlp=replace(config.mlp, **changes))
 
 
 FAMILY = Family("llama", decoder, TENSORS)

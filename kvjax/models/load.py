@@ -15,6 +15,7 @@ from kvjax.cache.codecs import DTYPES
 from kvjax.models.checkpoint import Checkpoint, CheckpointWriter, TensorSpec, split_into_shards
 from kvjax.models.family import (
     Binding,
+    Family,
     abstract_decoder,
     bind,
     match,
@@ -22,7 +23,7 @@ from kvjax.models.family import (
     path_name,
 )
 from kvjax.models.registry import read_decoder
-from kvjax.nn import Decoder
+from kvjax.nn import Decoder, DecoderConfig
 
 
 def load(
@@ -44,7 +45,7 @@ def load(
         raise ValueError(f"dtype={dtype!r}: accepted are {', '.join(DTYPES)}")
     checkpoint = Checkpoint(find_model(model_dir))
     family, config = read_decoder(checkpoint.config)
-    bindings = match(family, bind(family, config), checkpoint.names(), config.tied)
+    bindings = _match(checkpoint, family, config)
     check_shapes(checkpoint, bindings)
     place = None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
@@ -68,9 +69,10 @@ def save(
 ) -> None:
     """Write a model as a directory that transformers, too, can load.
 
-    config.json is the one the model was read from, with its dtype; tokenizer files are not part
-    of a model (`kvjax.models.checkpoint.copy_side_files` copies them). The directory appears
-    whole or not at all.
+    config.json is the one the model was read from, with its dtype and without its
+    quantization_config; tokenizer files are not part of a model
+    (`kvjax.models.checkpoint.copy_side_files` copies them). The directory appears whole or not at
+    all.
 
     Raises:
       FileExistsError: model_dir exists and is not empty.
@@ -86,12 +88,28 @@ def save(
     dtypes = {spec.dtype.name for spec in specs}
     field = "torch_dtype" if "torch_dtype" in source else "dtype"
     source[field] = dtypes.pop() if len(dtypes) == 1 else "float32"
+    source.pop("quantization_config", None)  # of the weights that were published, not of these
     with CheckpointWriter(model_dir, split_into_shards(specs, max_shard_bytes), source) as writer:
         for path, binding in bindings.items():
             writer.write(
                 binding.name,
                 binding.layout.write(np.asarray(parameters[path]), binding.attention),
             )
+
+
+def _match(checkpoint: Checkpoint, family: Family, config: DecoderConfig) -> dict[str, Binding]:
+    """`match`, which says so where it fails because the checkpoint is quantised."""
+    try:
+        return match(family, bind(family, config), checkpoint.names(), config.tied)
+    except ValueError as error:
+        quantised = checkpoint.config.get("quantization_config")
+        if not quantised:
+            raise
+        raise ValueError(
+            f"quantization_config: got quant_method {quantised.get('quant_method')!r}; accepted: "
+            "checkpoints of float tensors, such as transformers saves of the dequantised model "
+            f"({error})"
+        ) from None
 
 
 def check_shapes(checkpoint: Checkpoint, bindings: dict[str, Binding]) -> None:

@@ -1,7 +1,5 @@
 """Phi-3 and Phi-4 (text): Llama with fused [q; k; v] and fused [gate; up]."""
 
-from dataclasses import replace
-
 from kvjax.models import llama
 from kvjax.models.family import Family
 from kvjax.nn import DecoderConfig
@@ -24,7 +22,7 @@ def decoder(config: dict, spec: ModelSpec) -> DecoderConfig:
     rope = base.attention[0].rope
     if rope is not None and rope.scaling is not None:
         raise ValueError(f"{rope.scaling}: RoPE of phi3 knows no scaling but longrope")
-    return replace(base, mlp=replace(base.mlp, fused=True))
+    return llama.with_mlp(base, fused=True)
 
 
 FAMILY = Family("phi3", decoder, TENSORS)

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import json
+from dataclasses import fields, replace
 
 from kvjax import sizing
-from kvjax.models import gemma, gpt2, gpt_neox, llama, mistral, olmo2, phi3, qwen2, qwen3
+from kvjax.models import (
+    cohere2,
+    gemma,
+    gemma2,
+    gemma3,
+    gpt2,
+    gpt_neox,
+    gpt_oss,
+    llama,
+    mistral,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+)
 from kvjax.models.family import Family
 from kvjax.nn import DecoderConfig
 
@@ -17,6 +32,10 @@ FAMILIES: dict[str, Family] = {
         qwen2.FAMILY,
         qwen3.FAMILY,
         gemma.FAMILY,
+        gemma2.FAMILY,
+        gemma3.FAMILY,
+        gpt_oss.FAMILY,
+        cohere2.FAMILY,
         phi3.FAMILY,
         olmo2.FAMILY,
         gpt2.FAMILY,
@@ -39,7 +58,7 @@ def read_decoder(config: dict) -> tuple[Family, DecoderConfig]:
     family, spec = FAMILIES[model_type], sizing.load(config)
     _check_layers(spec)
     try:
-        return family, family.decoder(config, spec)
+        return family, replace(family.decoder(config, spec), source=json.dumps(config))
     except KeyError as error:
         raise ValueError(f"config.json of model_type {model_type} lacks {error}") from None
 

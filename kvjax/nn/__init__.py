@@ -3,17 +3,20 @@
 from kvjax.nn.attention import Attention, AttentionConfig
 from kvjax.nn.decoder import Decoder, DecoderConfig
 from kvjax.nn.mlp import MlpConfig
+from kvjax.nn.moe import ClampedSwiglu, MoeConfig
 from kvjax.nn.norm import NormConfig
 from kvjax.nn.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 __all__ = [
     "Attention",
     "AttentionConfig",
+    "ClampedSwiglu",
     "Decoder",
     "DecoderConfig",
     "LinearScaling",
     "Llama3Scaling",
     "MlpConfig",
+    "MoeConfig",
     "NormConfig",
     "Rope",
     "YarnScaling",

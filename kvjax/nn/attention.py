@@ -37,6 +37,8 @@ class AttentionConfig:
       norm: the kind and epsilon of that norm.
       rope: rotary embedding, or None.
       window: keys each query sees, its own included; None for all.
+      sinks: each head has a learned logit that takes part in its softmax and has no value
+        (gpt-oss; a softmax that may attend to nothing).
       soft_cap: scores become soft_cap * tanh(score / soft_cap).
       scale: factor of the scores; None for H ** -0.5.
     """
@@ -53,6 +55,7 @@ class AttentionConfig:
     norm: NormConfig = NormConfig()
     rope: Rope | None = None
     window: int | None = None
+    sinks: bool = False
     soft_cap: float | None = None
     scale: float | None = None
 
@@ -92,6 +95,8 @@ class Attention(nnx.Module):
             q_width, k_width = widths[:2] if config.qk_norm == "full" else (config.key_dim,) * 2
             self.q_norm = config.norm.build(q_width, dtype, rngs)
             self.k_norm = config.norm.build(k_width, dtype, rngs)
+        if config.sinks:
+            self.sink_logits = nnx.Param(jnp.zeros((config.query_heads,), dtype))
 
     def __call__(
         self, x: Array, positions: Array, cache: LayerCache | None = None
@@ -108,9 +113,8 @@ class Attention(nnx.Module):
         Returns:
           y (B, T, D), and the cache with the new tokens (None if none was given).
         """
-        c = self.config
+        settings = self.settings
         q, k, v = self.project(x, positions)
-        settings: dict[str, Any] = {"window": c.window, "soft_cap": c.soft_cap, "scale": c.scale}
         count = jnp.sum(positions >= 0, axis=1, dtype=jnp.int32)
         record = Record(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2))
         if cache is None:
@@ -125,6 +129,17 @@ class Attention(nnx.Module):
             out, cache = jax.lax.optimization_barrier((out, cache))
             cache = cache.append(record, count)
         return self.o(out.reshape(*out.shape[:2], -1)), cache
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What `attend` is to be told beside queries and cache."""
+        c = self.config
+        return {
+            "window": c.window,
+            "sink_logits": self.sink_logits[...] if c.sinks else None,
+            "soft_cap": c.soft_cap,
+            "scale": c.scale,
+        }
 
     def project(self, x: Array, positions: Array) -> tuple[Array, Array, Array]:
         """x (B, T, D) -> normed and rotated q (B, T, N, H), k (B, T, K, H), and v (B, T, K, HV)."""

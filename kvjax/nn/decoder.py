@@ -12,9 +12,10 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from kvjax.cache import Cache, LayerCache, LayoutChoice, init_layer_cache
+from kvjax.cache import Cache, CodecChoice, LayerCache, LayoutChoice, init_layer_cache
 from kvjax.nn.attention import Attention, AttentionConfig
-from kvjax.nn.mlp import Mlp, MlpConfig
+from kvjax.nn.mlp import MlpConfig
+from kvjax.nn.moe import MoeConfig
 from kvjax.nn.norm import NormConfig
 
 type Positions = Literal["all", "last"]
@@ -27,27 +28,40 @@ class DecoderConfig:
     Attributes:
       vocab_size, d_model: V and D.
       attention: one entry per layer.
-      mlp, norm: settings shared by all layers.
+      mlp, norm: settings shared by all layers; the feed-forward layer may be a mixture of experts.
       pre_norm, post_norm: norm of each sub-layer's input (Llama), of its output (OLMo-2), or both.
       parallel_residual: attention and MLP both read the layer's input (GPT-NeoX).
+      shared_norm: with `parallel_residual`, they read it through one norm (Cohere).
       max_positions: rows of the learned position table (GPT-2); None for none.
       embed_scale: factor of the token embeddings (Gemma); None for 1.
       tied: logits use the embedding table.
+      logit_scale: factor of the logits (Cohere); None for 1.
+      logit_cap: logits become logit_cap * tanh(logit / logit_cap) (Gemma-2); None for no cap.
       source: the config.json that the decoder was read from, as JSON text; written back on save.
     """
 
     vocab_size: int
     d_model: int
     attention: tuple[AttentionConfig, ...]
-    mlp: MlpConfig
+    mlp: MlpConfig | MoeConfig
     norm: NormConfig = NormConfig()
     pre_norm: bool = True
     post_norm: bool = False
     parallel_residual: bool = False
+    shared_norm: bool = False
     max_positions: int | None = None
     embed_scale: float | None = None
     tied: bool = False
+    logit_scale: float | None = None
+    logit_cap: float | None = None
     source: str = "{}"
+
+    def __post_init__(self) -> None:
+        if self.shared_norm and not (self.pre_norm and self.parallel_residual):
+            raise ValueError(
+                "shared_norm: got True; accepted: False, or True with pre_norm and "
+                "parallel_residual"
+            )
 
 
 class Layer(nnx.Module):
@@ -58,9 +72,10 @@ class Layer(nnx.Module):
     ):
         self.config = config
         self.attention = Attention(attention, dtype=dtype, rngs=rngs)
-        self.mlp = Mlp(config.d_model, config.mlp, dtype, rngs)
+        self.mlp = config.mlp.build(config.d_model, dtype, rngs)
         if config.pre_norm:
             self.attention_norm = config.norm.build(config.d_model, dtype, rngs)
+        if config.pre_norm and not config.shared_norm:
             self.mlp_norm = config.norm.build(config.d_model, dtype, rngs)
         if config.post_norm:
             self.attention_post_norm = config.norm.build(config.d_model, dtype, rngs)
@@ -70,11 +85,14 @@ class Layer(nnx.Module):
         self, x: Array, positions: Array, cache: LayerCache | None
     ) -> tuple[Array, LayerCache | None]:
         pre, post = self.config.pre_norm, self.config.post_norm
-        attended, cache = self.attention(self.attention_norm(x) if pre else x, positions, cache)
+        normed = self.attention_norm(x) if pre else x
+        attended, cache = self.attention(normed, positions, cache)
         if post:
             attended = self.attention_post_norm(attended)
-        hidden = x if self.config.parallel_residual else x + attended
-        mixed = self.mlp(self.mlp_norm(hidden) if pre else hidden)
+        if not self.config.shared_norm:
+            hidden = x if self.config.parallel_residual else x + attended
+            normed = self.mlp_norm(hidden) if pre else hidden
+        mixed = self.mlp(normed)
         if post:
             mixed = self.mlp_post_norm(mixed)
         return x + attended + mixed, cache
@@ -194,8 +212,11 @@ class Decoder(nnx.Module):
 
     def unembed(self, hidden: Array) -> Array:
         """Hidden states (..., D) -> logits (..., V) in float32."""
-        project = self.embed.attend if self.config.tied else self.head
-        return project(hidden).astype(jnp.float32)
+        c = self.config
+        logits = (self.embed.attend if c.tied else self.head)(hidden).astype(jnp.float32)
+        if c.logit_scale is not None:
+            logits = logits * c.logit_scale
+        return logits if c.logit_cap is None else c.logit_cap * jnp.tanh(logits / c.logit_cap)
 
     def _check(self, tokens: Array, cache: Cache | None) -> None:
         batch, length = tokens.shape
@@ -206,7 +227,7 @@ class Decoder(nnx.Module):
             raise ValueError(f"{length} tokens exceed the model's {limit} learned positions")
 
     def init_cache(
-        self, batch: int, capacity: int, layout: LayoutChoice = "auto", codec: str = "bf16"
+        self, batch: int, capacity: int, layout: LayoutChoice = "auto", codec: CodecChoice = "bf16"
     ) -> Cache:
         """An empty cache for `batch` rows of up to `capacity` tokens.
 

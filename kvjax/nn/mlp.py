@@ -30,6 +30,9 @@ class MlpConfig:
     bias: bool = False
     fused: bool = False
 
+    def build(self, d_model: int, dtype: DTypeLike, rngs: nnx.Rngs) -> Mlp:
+        return Mlp(d_model, self, dtype, rngs)
+
 
 class Mlp(nnx.Module):
     """(B, T, D) -> (B, T, D)."""

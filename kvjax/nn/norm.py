@@ -13,18 +13,31 @@ from jax.typing import DTypeLike
 
 @dataclass(frozen=True)
 class NormConfig:
-    """`kind` "rms" or "layer"; `unit_offset`: the stored scale is the distance from one (Gemma)."""
+    """Settings of a norm.
+
+    Attributes:
+      kind: "rms" or "layer".
+      eps: added to the mean square or the variance.
+      unit_offset: the stored scale of an RMSNorm is the distance from one (Gemma).
+      bias: whether a LayerNorm has one; RMSNorms have none.
+    """
 
     kind: Literal["rms", "layer"] = "rms"
     eps: float = 1e-6
     unit_offset: bool = False
+    bias: bool = True
 
     def build(self, width: int, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.Module:
         if self.kind == "rms":
             return RMSNorm(width, self, dtype)
         # The two-pass variance: E[x^2] - E[x]^2 cancels badly where the mean is large.
         return nnx.LayerNorm(
-            width, epsilon=self.eps, param_dtype=dtype, use_fast_variance=False, rngs=rngs
+            width,
+            epsilon=self.eps,
+            use_bias=self.bias,
+            param_dtype=dtype,
+            use_fast_variance=False,
+            rngs=rngs,
         )
 
 

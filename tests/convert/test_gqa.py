@@ -23,6 +23,7 @@ NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/ref.npz"))
 # One of each family, and of each way to store q, k, v.
 TIED = [
     *("llama_gqa_tied", "llama_bias", "mistral_gqa", "qwen2_gqa", "qwen3_gqa", "gemma_mqa"),
+    *("gemma2_window", "gemma3_pattern", "gpt_oss_window", "cohere2_pattern"),
     *("phi3_fused", "olmo2_gqa", "gpt2_conv1d", "gpt_neox_interleaved"),
 ]
 DISTINCT = ("llama_gqa_tied", "qwen3_gqa", "phi3_fused", "olmo2_gqa", "gpt_neox_interleaved")

@@ -11,7 +11,15 @@ from flax import nnx
 from safetensors import safe_open
 
 from kvjax import models
-from kvjax.models.family import GROUPED_BY_KV_HEAD, SAME, TRANSPOSED, bind, parameter_paths
+from kvjax.models.family import (
+    GROUPED_BY_KV_HEAD,
+    INTERLEAVED,
+    PAIRS_IN_HEADS,
+    SAME,
+    TRANSPOSED,
+    bind,
+    parameter_paths,
+)
 from kvjax.models.registry import FAMILIES, read_decoder
 from kvjax.nn import AttentionConfig
 
@@ -40,7 +48,9 @@ def test_the_golden_files_cover_every_family():
     assert found == {name for name in FAMILIES if not name.startswith("kvjax_")}
 
 
-@pytest.mark.parametrize("layout", [SAME, TRANSPOSED, GROUPED_BY_KV_HEAD])
+@pytest.mark.parametrize(
+    "layout", [SAME, TRANSPOSED, GROUPED_BY_KV_HEAD, INTERLEAVED, PAIRS_IN_HEADS]
+)
 @pytest.mark.parametrize("rows", [(), (5,)], ids=["bias", "kernel"])
 @pytest.mark.parametrize("attention", [GROUPED, MHA], ids=["grouped", "mha"])
 def test_layouts_are_inverse_pairs(layout, rows, attention):
@@ -63,6 +73,13 @@ def test_rows_of_fewer_kv_heads_are_their_queries_then_k_then_v():
     canonical = GROUPED_BY_KV_HEAD.read(stored, GROUPED)
     order = ["q0", "q1", "q2", "q3", "q4", "q5", "k0", "k1", "v0", "v1"]
     assert canonical.tolist() == [f"{head}.{i}" for head in order for i in range(4)]
+
+
+def test_interleaved_halves_and_pairs():
+    stored = np.array(["g0", "u0", "g1", "u1", "g2", "u2"])
+    assert " ".join(INTERLEAVED.read(stored, None)) == "g0 g1 g2 u0 u1 u2"
+    rows = np.array([f"{head}{i}" for head in "ab" for i in range(4)])
+    assert " ".join(PAIRS_IN_HEADS.read(rows, GROUPED)) == "a0 a2 a1 a3 b0 b2 b1 b3"
 
 
 @pytest.mark.parametrize("name", ["gpt2_conv1d", "gpt_neox_interleaved"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvjax.models.fields import read_rope
+from kvjax.models.fields import FULL, SLIDING, read_rope
 from kvjax.models.registry import read_decoder
 from kvjax.nn import DecoderConfig, LinearScaling, Llama3Scaling, YarnScaling
 
@@ -32,15 +32,20 @@ def test_old_spelling_and_defaults(name):
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("gpt2")])
 def test_rope_frequencies_are_those_of_transformers(name):
     reference = np.load(GOLDEN / name / "ref.npz")
-    rope = decoder_of(config_of(name)).attention[0].rope
-    assert rope.dim == 2 * len(reference["inv_freq"])
-    assert rope.frequencies().dtype == np.float32
-    # The same bits, or with a scaling all but the last one.
-    np.testing.assert_allclose(
-        rope.frequencies(), reference["inv_freq"], rtol=1.2e-7 if rope.scaling else 0
-    )
-    magnitude = 1.0 if rope.scaling is None else rope.scaling.magnitude
-    assert magnitude == pytest.approx(float(reference["rope_magnitude"]), rel=1e-12)
+    layers = decoder_of(config_of(name)).attention
+    rotated = [layer for layer in layers if layer.rope is not None]
+    assert len(rotated) == len(layers) or name.startswith("cohere2")
+    for layer in rotated:
+        rope, kind = layer.rope, ""
+        if "inv_freq" not in reference:  # each kind of layer has its own
+            kind = f"{FULL if layer.window is None else SLIDING}_"
+        inv_freq = reference[f"{kind}inv_freq"]
+        assert rope.dim == 2 * len(inv_freq)
+        assert rope.frequencies().dtype == np.float32
+        # The same bits, or with a scaling all but the last one.
+        np.testing.assert_allclose(rope.frequencies(), inv_freq, rtol=1.2e-7 if rope.scaling else 0)
+        magnitude = 1.0 if rope.scaling is None else rope.scaling.magnitude
+        assert magnitude == pytest.approx(float(reference[f"{kind}rope_magnitude"]), rel=1e-12)
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
@@ -110,6 +115,27 @@ def test_yarn_magnitude(factor, mscale, mscale_all_dim, magnitude):
             {"use_bidirectional_attention": True},
             "use_bidirectional_attention=True: accepted are False",
         ),
+        (
+            "gemma2_window",
+            {"use_bidirectional_attention": True},
+            "use_bidirectional_attention=True: accepted are False",
+        ),
+        (
+            "gemma3_pattern",
+            {"attn_logit_softcapping": 50.0},
+            "attn_logit_softcapping=50.0: accepted are None",
+        ),
+        (
+            "gemma3_pattern",
+            {"rope_parameters": {"rope_type": "default"}},
+            "rope_parameters: got rope_type; accepted: full_attention and sliding_attention",
+        ),
+        (
+            "qwen2_window",
+            {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}},
+            "got those of full_attention; accepted: those of sliding_attention too",
+        ),
+        ("gpt_oss_window", {"num_experts_per_tok": 7}, "chosen: got 7; accepted: 1 to 6"),
         ("gpt2_conv1d", {"add_cross_attention": True}, "layer 1 of gpt2: cross is True"),
         ("gpt2_conv1d", {"tie_word_embeddings": False}, "tie_word_embeddings=False"),
         ("gpt2_conv1d", {"activation_function": "mish"}, "activation_function='mish'"),
@@ -119,6 +145,18 @@ def test_yarn_magnitude(factor, mscale, mscale_all_dim, magnitude):
 def test_what_would_be_silently_wrong_is_refused(name, fields, message):
     with pytest.raises(ValueError, match=message):
         read_decoder(config_of(name) | fields)
+
+
+def test_rope_by_kind_of_layer():
+    """Values and defaults as transformers has them, in either spelling."""
+    sparse = config_of("gemma3_pattern", "config_v4.json")
+    for field in ("rope_theta", "rope_local_base_freq", "rope_scaling"):
+        del sparse[field]
+    window, _, full, _ = decoder_of(sparse).attention
+    assert (window.rope.theta, full.rope.theta) == (1e4, 1e6)
+    both = {"sliding_attention": {"rope_theta": 3.0}, "full_attention": None}
+    window, _, full, _ = decoder_of(sparse | {"rope_theta": 7.0, "rope_parameters": both}).attention
+    assert (window.rope.theta, full.rope.theta) == (3.0, 7.0)
 
 
 def test_only_gemma_reads_gelu_as_its_tanh_form():
@@ -132,4 +170,5 @@ def test_embeddings_are_tied_by_default_only_where_the_family_says():
         config = config_of(name)
         del config["tie_word_embeddings"]
         tied[config["model_type"]] = decoder_of(config).tied
-    assert {family for family, is_tied in tied.items() if is_tied} == {"gemma", "gpt2"}
+    by_default = {"gemma", "gemma2", "gemma3_text", "cohere2", "gpt2"}
+    assert {family for family, is_tied in tied.items() if is_tied} == by_default

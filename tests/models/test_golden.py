@@ -17,16 +17,41 @@ import pytest
 
 from kvjax import models
 from kvjax.engine import decode, prefill
-from kvjax.models.family import GROUPED_BY_KV_HEAD, SAME, TRANSPOSED, abstract_decoder
-from kvjax.models.registry import FAMILIES
+from kvjax.models.family import (
+    GROUPED_BY_KV_HEAD,
+    PAIRS_IN_HEADS,
+    SAME,
+    TRANSPOSED,
+    abstract_decoder,
+)
+from kvjax.models.registry import FAMILIES, read_decoder
 from kvjax.nn import Decoder, DecoderConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/ref.npz"))
-# With a cache, one model of each family by default, and those whose positions are unlike theirs.
-FIRST_OF_FAMILY = {name.partition("_")[0]: name for name in reversed(NAMES)}.values()
-DEFAULT = {*FIRST_OF_FAMILY, "llama_mha", "llama_yarn", "gpt2_conv1d"}
-CACHED = [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow) for name in NAMES]
+CONFIGS = {name: json.loads((GOLDEN / name / "config.json").read_text()) for name in NAMES}
+WINDOWED = {
+    name
+    for name in NAMES
+    if any(layer.window is not None for layer in read_decoder(CONFIGS[name])[1].attention)
+}
+# With a cache, one model of each family by default, one with windows where it has them, and those
+# whose positions are unlike theirs.
+DEFAULT = {
+    *{(CONFIGS[name]["model_type"], name in WINDOWED): name for name in reversed(NAMES)}.values(),
+    *("llama_mha", "llama_yarn", "gpt2_conv1d"),
+}
+# A layer with a window has a ring where the layout is "auto".
+DENSE = ("gemma3_pattern", "gpt_oss_window")
+CACHED = [
+    pytest.param(
+        name,
+        layout,
+        marks=() if name in (DEFAULT if layout == "auto" else DENSE) else pytest.mark.slow,
+    )
+    for name in NAMES
+    for layout in (("auto", "dense") if name in WINDOWED else ("auto",))
+]
 TOLERANCE = 2e-4
 WIDTH = 8  # of chunks: one compiled step serves every split, by the count of real tokens
 
@@ -49,10 +74,14 @@ def forward(model: Decoder, tokens: np.ndarray) -> jax.Array:
 
 
 def decode_in_chunks(
-    model: Decoder, tokens: np.ndarray, lengths: np.ndarray, widths: Iterator[np.ndarray]
+    model: Decoder,
+    tokens: np.ndarray,
+    lengths: np.ndarray,
+    widths: Iterator[np.ndarray],
+    layout: str,
 ) -> np.ndarray:
     """Logits (B, T, V) of the rows' first lengths (B,) tokens, `widths` (B,) of them at a time."""
-    cache = model.init_cache(len(tokens), tokens.shape[1], codec="f32")
+    cache = model.init_cache(*tokens.shape, layout, codec="f32")
     logits = np.zeros((*tokens.shape, model.config.vocab_size), np.float32)
     done = np.zeros_like(lengths)
     while (done < lengths).any():
@@ -77,35 +106,45 @@ def test_forward(name):
 
 
 @pytest.mark.parametrize("widths", [(8,), (1,), (3, 8, 1, 5)], ids=str)
-@pytest.mark.parametrize("name", CACHED)
-def test_chunks(name, widths):
+@pytest.mark.parametrize(("name", "layout"), CACHED)
+def test_chunks(name, layout, widths):
     model, tokens, expected = read(name)
     rows, length = tokens.shape
     chunks = (np.full(rows, width, np.int32) for width in cycle(widths))
-    logits = decode_in_chunks(model, tokens, np.full(rows, length, np.int32), chunks)
+    logits = decode_in_chunks(model, tokens, np.full(rows, length, np.int32), chunks, layout)
     assert difference(logits, expected) <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", CACHED)
-def test_ragged_rows(name):
+@pytest.mark.parametrize(("name", "layout"), CACHED)
+def test_ragged_rows(name, layout):
     """Rows of different lengths that take, and rest for, different numbers of tokens a step."""
     model, tokens, expected = read(name)
     lengths = np.array([tokens.shape[1], 13], np.int32)
     widths = cycle(np.array(row, np.int32) for row in [(8, 5), (2, 0), (1, 1), (0, 7)])
-    logits = decode_in_chunks(model, tokens, lengths, widths)
+    logits = decode_in_chunks(model, tokens, lengths, widths, layout)
     for row, length in enumerate(lengths):
         assert difference(logits[row, :length], expected[row, :length]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", CACHED)
-def test_ragged_prompts(name):
+@pytest.mark.parametrize(("name", "layout"), CACHED)
+def test_ragged_prompts(name, layout):
     """Right-padded prompts at once: `prefill` gives the logits after each row's own last token."""
     model, tokens, expected = read(name)
     lengths = np.array([9, tokens.shape[1]], np.int32)
     padded = np.where(np.arange(tokens.shape[1]) < lengths[:, None], tokens, 7)
-    logits, cache = prefill(model, padded, model.init_cache(*tokens.shape, codec="f32"), lengths)
+    empty = model.init_cache(*tokens.shape, layout, codec="f32")
+    logits, cache = prefill(model, padded, empty, lengths)
     assert difference(logits, expected[range(2), lengths - 1]) <= TOLERANCE
     assert cache.n.tolist() == lengths.tolist()
+
+
+@pytest.mark.parametrize("name", sorted(WINDOWED))
+def test_prompts_are_several_windows_long_and_rings_one(name):
+    model, tokens, _ = read(name)
+    layers = model.init_cache(*tokens.shape).layers
+    for attention, layer in zip(model.config.attention, layers, strict=True):
+        assert layer.capacity == (attention.window or tokens.shape[1])
+        assert attention.window is None or 3 * attention.window <= tokens.shape[1]
 
 
 @pytest.mark.parametrize("width", range(1, 9))
@@ -149,6 +188,13 @@ MISREAD = {
     "phi3 q, k, v grouped": ("phi3_fused", {"attention.qkv.kernel": GROUPED_BY_KV_HEAD}),
     "phi3 up before gate": ("phi3_fused", {"mlp.gate_up.kernel": Swapped()}),
     "llama KV heads in reverse": ("llama_mha", {"attention.k.kernel": Reversed()}),
+    "cohere2 halves for pairs": (
+        "cohere2_pattern",
+        {"attention.q.kernel": TRANSPOSED, "attention.k.kernel": TRANSPOSED},
+    ),
+    "cohere2 pairs in values": ("cohere2_pattern", {"attention.v.kernel": PAIRS_IN_HEADS}),
+    "gpt-oss gates before ups": ("gpt_oss_window", {"mlp.gate_up.kernel": SAME}),
+    "gpt-oss biases, too": ("gpt_oss_window", {"mlp.gate_up.bias": SAME}),
     "llama V from K's heads": ("llama_gqa_tied", {"attention.v.kernel": Reversed()}),
 }
 
@@ -174,6 +220,14 @@ def in_attention(**changes) -> Callable[[DecoderConfig], DecoderConfig]:
 
 def with_rope(**changes) -> Callable[[DecoderConfig], DecoderConfig]:
     return lambda config: in_attention(rope=replace(config.attention[0].rope, **changes))(config)
+
+
+def in_layers(change) -> Callable[[DecoderConfig], DecoderConfig]:
+    return lambda config: replace(config, attention=tuple(map(change, config.attention)))
+
+
+def in_gate(**changes) -> Callable[[DecoderConfig], DecoderConfig]:
+    return lambda config: in_mlp(gate=replace(config.mlp.gate, **changes))(config)
 
 
 def in_norm(**changes) -> Callable[[DecoderConfig], DecoderConfig]:
@@ -208,7 +262,41 @@ MISSET = {
     "other eps of q and k": ("olmo2_gqa", without_eps_of_qk),
     "other layer norm eps": ("gpt2_by_layer", in_norm(eps=1e-5)),
     "windowed": ("llama_mha", in_attention(window=8)),
+    "a narrower window": ("mistral_window", in_attention(window=4)),
+    "a wider window": ("mistral_window", in_attention(window=6)),
+    "no window": ("mistral_window", in_attention(window=None)),
+    "windows in all layers": ("qwen2_window", in_attention(window=8)),
+    "no cap on scores": ("gemma2_window", in_attention(soft_cap=None)),
+    "no cap on logits": ("gemma2_window", lambda c: replace(c, logit_cap=None)),
+    "scale of the head dim": ("gemma2_window", in_attention(scale=None)),
+    "one rope for all layers": ("gemma3_pattern", with_rope()),
+    "scaling in windows alone": (
+        "gemma3_pattern",
+        in_layers(lambda a: replace(a, rope=replace(a.rope, scaling=None))),
+    ),
+    "norm of q and k not from one": (
+        "gemma3_pattern",
+        lambda c: in_attention(norm=replace(c.norm, unit_offset=False))(c),
+    ),
+    "gates not clamped": ("gpt_oss_window", in_gate(limit=7.0)),
+    "other slope of gates": ("gpt_oss_defaults", in_gate(alpha=1.702)),
+    "fewer experts a token": ("gpt_oss_window", in_mlp(chosen=1)),
+    "no yarn beside sinks": ("gpt_oss_window", with_rope(scaling=None)),
+    "rope in all layers": (
+        "cohere2_pattern",
+        lambda c: in_attention(rope=c.attention[0].rope)(c),
+    ),
+    "logits not scaled": ("cohere2_pattern", lambda c: replace(c, logit_scale=None)),
+    "other eps without bias": ("cohere2_pattern", in_norm(eps=1e-5)),
 }
+
+
+def test_sinks_take_their_share():
+    _, tokens, expected = read("gpt_oss_window")
+    silent = models.load(GOLDEN / "gpt_oss_window", dtype="f32")
+    for layer in silent.layers:
+        layer.attention.sink_logits[...] = layer.attention.sink_logits[...] - 100
+    assert difference(forward(silent, tokens), expected) > 10 * TOLERANCE
 
 
 @pytest.mark.slow

@@ -256,3 +256,30 @@ def test_an_id_of_the_hub_without_its_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(FileNotFoundError, match=r"owner/name: no such .*install kvjax\[hf\]"):
         models.load("owner/name")
+
+
+def test_a_quantised_checkpoint_is_refused(tmp_path):
+    """gpt-oss as it is published: the experts' kernels as MXFP4 blocks and scales."""
+    copy = tmp_path / "copy"
+    shutil.copytree(GOLDEN / "gpt_oss_window", copy)
+    tensors = load_file(copy / "model.safetensors")
+    kernel = tensors.pop("model.layers.1.mlp.experts.down_proj")
+    name = "model.layers.1.mlp.experts.down_proj"
+    tensors[f"{name}_blocks"] = np.zeros((*kernel.shape[:2], 2, 16), np.uint8)
+    tensors[f"{name}_scales"] = np.zeros((*kernel.shape[:2], 2), np.uint8)
+    save_file(tensors, copy / "model.safetensors")
+    config = json.loads((copy / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"got quant_method 'mxfp4'; accepted: .* float.*_blocks"):
+        models.load(copy)
+
+
+def test_weights_of_a_quantised_config_are_saved_without_it(tmp_path):
+    config = json.loads((GOLDEN / "gpt_oss_window" / "config.json").read_text())
+    model = models.init(config | {"quantization_config": {"quant_method": "mxfp4"}})
+    models.save(model, tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "config.json").read_text()) == {
+        **config,
+        "dtype": "float32",
+    }

@@ -26,6 +26,8 @@ SETTINGS = {
     "scale": {"scale": 2.0},
     "window": {"window": 3},
     "window of itself": {"window": 1},
+    "sinks": {"sinks": True},
+    "sinks beside a window and a cap": {"sinks": True, "window": 2, "soft_cap": 0.7},
 }
 
 
@@ -56,7 +58,10 @@ def expected_output(module: Attention, q: np.ndarray, k: np.ndarray, v: np.ndarr
             if c.soft_cap is not None:
                 scores = c.soft_cap * np.tanh(scores / c.soft_cap)
             weights = np.exp(scores - scores.max())
-            out[t, head] = weights @ v[first : t + 1, kv_head] / weights.sum()
+            total = weights.sum()
+            if c.sinks:
+                total += np.exp(float(module.sink_logits[...][head]) - scores.max())
+            out[t, head] = weights @ v[first : t + 1, kv_head] / total
     bias = 0 if module.o.bias is None else np.asarray(module.o.bias[...])
     return out.reshape(len(q), -1) @ np.asarray(module.o.kernel[...], np.float64) + bias
 
@@ -127,7 +132,8 @@ def test_padding_takes_no_part():
 
 
 def test_gradients_reach_every_parameter():
-    module = build(replace(BASE, qk_norm="head", rope=Rope(4), qkv_bias=True, out_bias=True))
+    settings = {"qk_norm": "head", "qkv_bias": True, "out_bias": True, "sinks": True}
+    module = build(replace(BASE, rope=Rope(4), **settings))
     loss = jax.jit(jax.grad(lambda module: jnp.sum(module(X[None], POSITIONS)[0] ** 2)))
     gradients = jax.tree_util.tree_flatten_with_path(loss(module))[0]
     zero = [jax.tree_util.keystr(keys) for keys, leaf in gradients if not np.abs(leaf).max() > 0]

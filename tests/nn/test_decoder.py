@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from kvjax.nn import AttentionConfig, Decoder, DecoderConfig, MlpConfig, NormConfig, Rope
+from kvjax.nn import AttentionConfig, Decoder, DecoderConfig, MlpConfig, MoeConfig, NormConfig, Rope
 
 ATTENTION = AttentionConfig(
     d_model=16, query_heads=4, kv_heads=2, key_dim=4, value_dim=4, rope=Rope(4)
@@ -91,6 +91,21 @@ def test_learned_positions_go_on_after_the_cached_tokens():
     np.testing.assert_allclose(second[0], expected[0, 3:], atol=1e-4)
 
 
+def test_logits_are_scaled_then_capped():
+    plain, capped = build(), build(logit_scale=0.5, logit_cap=2.0)
+    expected = 2 * np.tanh(0.5 * np.asarray(forward(plain, TOKENS), np.float64) / 2)
+    np.testing.assert_allclose(forward(capped, TOKENS), expected, atol=1e-5)
+    assert np.abs(expected).max() > 1
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_training_and_decoding_take_logits_from_one_place(tied):
+    model = build(logit_scale=0.5, logit_cap=2.0, tied=tied)
+    np.testing.assert_array_equal(
+        jax.jit(lambda model: model.unembed(model.hidden(TOKENS)[0]))(model), forward(model, TOKENS)
+    )
+
+
 @pytest.mark.parametrize(
     ("pre_norm", "post_norm", "parallel"),
     [(True, False, False), (False, True, False), (True, True, False), (True, False, True)],
@@ -114,6 +129,30 @@ def test_residuals(pre_norm, post_norm, parallel):
     middle = x + norm["attention_post_norm"](attend(layer.attention, norm["attention_norm"](x)))
     mixed = norm["mlp_post_norm"](layer.mlp(norm["mlp_norm"](x if parallel else middle)))
     np.testing.assert_allclose(hidden(model, TOKENS), model.norm(middle + mixed), atol=1e-5)
+
+
+def test_one_norm_may_serve_both_branches():
+    model = build(parallel_residual=True, shared_norm=True, attention=(ATTENTION,))
+    layer = model.layers[0]
+    assert not hasattr(layer, "mlp_norm")
+    positions = np.broadcast_to(np.arange(6, dtype=np.int32), (2, 6))
+    attend = jax.jit(lambda attention, x: attention(x, positions)[0])
+    x = model.embed(TOKENS)
+    normed = layer.attention_norm(x)
+    expected = model.norm(x + attend(layer.attention, normed) + layer.mlp(normed))
+    np.testing.assert_allclose(hidden(model, TOKENS), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{}, {"parallel_residual": True, "pre_norm": False}], ids=str)
+def test_one_norm_for_both_needs_both(settings):
+    with pytest.raises(ValueError, match="shared_norm: got True; accepted: False, or True with"):
+        replace(CONFIG, shared_norm=True, **settings)
+
+
+def test_a_mixture_of_experts_takes_the_place_of_the_mlp():
+    model = build(mlp=MoeConfig(width=12, experts=3, chosen=2))
+    assert model.layers[0].mlp.gate_up.kernel.shape == (3, 16, 24)
+    assert np.isfinite(forward(model, TOKENS)).all()
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,12 @@ def test_layer_norm(eps):
     np.testing.assert_allclose(norm(jnp.asarray(X)), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_layer_norm_without_bias():
+    norm, biased = build(NormConfig("layer", bias=False)), build(NormConfig("layer"))
+    assert norm.bias is None
+    np.testing.assert_array_equal(norm(jnp.asarray(X)), biased(jnp.asarray(X)))
+
+
 def test_layer_norm_keeps_its_digits_far_from_zero():
     norm = build(NormConfig("layer", eps=1e-5))
     x = X.astype(np.float64) + 3000
