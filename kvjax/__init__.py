@@ -9,7 +9,7 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 
-_PARTS = ("sizing", "cache", "ops", "nn", "models", "convert", "train", "engine", "bench")
+_PARTS = ("sizing", "cache", "ops", "nn", "models", "evict", "convert", "train", "engine", "bench")
 
 
 def __getattr__(name: str) -> ModuleType:
