@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from kvjax.cache.codecs import Codec, Leaves
+from kvjax.cache.common import block_start, check_overflow, cut
 from kvjax.cache.layouts import Sight
 from kvjax.cache.protocol import BLOCK, Block, CapacityError, Record
 
@@ -119,16 +120,12 @@ class KeptCache:
 
     def first_slot(self, i: Array) -> Array:
         """The slot that block i begins with."""
-        # The last block starts early enough to be whole; the slots seen before are dead in it.
-        return jnp.minimum(i * self._width, self.capacity - self._width)
+        return block_start(i, self._width, self.capacity)
 
     def block(self, i: Array) -> Block:
         """Block i: records of `BLOCK` slots, and their positions (B, K or 1, C), -1 where dead."""
         start, width = self.first_slot(i), self._width
-        leaves = {
-            name: jax.lax.dynamic_slice_in_dim(leaf, start, width, axis=2)
-            for name, leaf in self.leaves.items()
-        }
+        leaves = cut(self.leaves, start, width)
         pos = jax.lax.dynamic_slice_in_dim(self.pos, start, width, axis=2)
         fresh = start + jnp.arange(width, dtype=jnp.int32) >= i * width
         return Block(*self.codec.decode(leaves, self.scales), jnp.where(fresh, pos, -1))
@@ -187,12 +184,7 @@ class KeptCache:
 
     def check(self) -> None:
         """Raise CapacityError if a write inside jit was dropped."""
-        if bool(self.overflow.any()):
-            rows = jnp.flatnonzero(self.overflow).tolist()
-            raise CapacityError(
-                f"rows {rows} ran over the capacity of {self.capacity} slots; "
-                f"they hold {self._live_of_heads.max(1).tolist()} and dropped what did not fit"
-            )
+        check_overflow(self.overflow, self.capacity, self._live_of_heads.max(1), "slots")
 
 
 def gather_slots(leaves: Leaves, slots: Array) -> Leaves:

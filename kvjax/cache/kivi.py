@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from kvjax.cache.common import check_overflow, roll_back
 from kvjax.cache.kivi_codec import Kivi
 from kvjax.cache.layouts import Sight
 from kvjax.cache.protocol import BLOCK, Block, CapacityError, Record
@@ -251,30 +252,18 @@ class KiviCache:
           ValueError: outside jit, where a row holds fewer, or tokens have become codes since.
             Inside jit such a row stays as it is and is flagged.
         """
-        many = jnp.broadcast_to(jnp.asarray(tokens, jnp.int32), self.n.shape)
-        possible = (many >= 0) & (many <= self.n)
-        recalled = self.codec.encoded(self.n - many) == self.codec.encoded(self.n)
-        if not isinstance(recalled, jax.core.Tracer):
-            asked = f"rollback of {tokens} tokens; rows hold {self.n.tolist()}"
-            if not bool(possible.all()):
-                raise ValueError(asked)
-            if not bool(recalled.all()):
-                raise ValueError(
-                    f"{asked}, of which {self.codec.encoded(self.n).tolist()} are codes, and fewer "
-                    f"were before those"
-                )
-        exact = possible & recalled
-        n = self.n - jnp.where(exact, many, 0)
-        return replace(self, n=n, overflow=self.overflow | ~exact)
+        encoded = self.codec.encoded
+        n, stuck = roll_back(
+            self.n,
+            tokens,
+            lambda many: encoded(self.n - many) == encoded(self.n),
+            lambda: f", of which {encoded(self.n).tolist()} are codes, and fewer were before those",
+        )
+        return replace(self, n=n, overflow=self.overflow | stuck)
 
     def check(self) -> None:
         """Raise CapacityError if a write inside jit was dropped."""
-        if bool(self.overflow.any()):
-            rows = jnp.flatnonzero(self.overflow).tolist()
-            raise CapacityError(
-                f"rows {rows} ran over the capacity of {self.capacity} tokens; "
-                f"they hold {self.n.tolist()} and dropped what did not fit"
-            )
+        check_overflow(self.overflow, self.capacity, self.n)
 
 
 def _half(x: Array) -> Array:

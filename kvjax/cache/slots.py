@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from kvjax.cache.codecs import Codec, Leaves, empty_leaves
+from kvjax.cache.common import block_start, check_overflow, cut, roll_back
 from kvjax.cache.kept import KeptCache, gather_slots, kept
 from kvjax.cache.layouts import Layout, Sight
 from kvjax.cache.protocol import BLOCK, Block, CapacityError, Record
@@ -111,16 +112,12 @@ class SlotCache:
 
     def first_slot(self, i: Array) -> Array:
         """The slot that block i begins with."""
-        # The last block starts early enough to be whole; the slots seen before are dead in it.
-        return jnp.minimum(i * self._width, self.capacity - self._width)
+        return block_start(i, self._width, self.capacity)
 
     def block(self, i: Array) -> Block:
         """Block i: records of `BLOCK` slots, and their positions (B, 1, C), -1 where dead."""
         start, width = self.first_slot(i), self._width
-        leaves = {
-            name: jax.lax.dynamic_slice_in_dim(leaf, start, width, axis=2)
-            for name, leaf in self.leaves.items()
-        }
+        leaves = cut(self.leaves, start, width)
         slots = start + jnp.arange(width, dtype=jnp.int32)
         held = jnp.where(slots >= i * width, self.layout.held(slots, self.n[:, None]), -1)
         return Block(*self.codec.decode(leaves, self.scales), held[:, None, :])
@@ -156,24 +153,14 @@ class SlotCache:
           ValueError: outside jit, where a row holds fewer, or has replaced what they replaced.
             Inside jit such a row stays as it is and is flagged.
         """
-        many = jnp.broadcast_to(jnp.asarray(tokens, jnp.int32), self.n.shape)
-        possible = (many >= 0) & (many <= self.n)
-        recalled = self.layout.recalls(self.n, many)
-        if not isinstance(recalled, jax.core.Tracer):
-            asked = f"rollback of {tokens} tokens; rows hold {self.n.tolist()}"
-            if not bool(possible.all()):
-                raise ValueError(asked)
-            if not bool(recalled.all()):
-                raise ValueError(f"{asked} and have replaced older ones in {self.capacity} slots")
-        exact = possible & recalled
-        n = self.n - jnp.where(exact, many, 0)
-        return replace(self, n=n, overflow=self.overflow | ~exact)
+        n, stuck = roll_back(
+            self.n,
+            tokens,
+            lambda many: self.layout.recalls(self.n, many),
+            lambda: f" and have replaced older ones in {self.capacity} slots",
+        )
+        return replace(self, n=n, overflow=self.overflow | stuck)
 
     def check(self) -> None:
         """Raise CapacityError if a write inside jit was dropped."""
-        if bool(self.overflow.any()):
-            rows = jnp.flatnonzero(self.overflow).tolist()
-            raise CapacityError(
-                f"rows {rows} ran over the capacity of {self.capacity} tokens; "
-                f"they hold {self.n.tolist()} and dropped what did not fit"
-            )
+        check_overflow(self.overflow, self.capacity, self.n)

@@ -79,15 +79,13 @@ def attend(
     for block in (first, *new):
         check_heads(q, block.k, block.v, axes=4)
     check_sinks(sink_logits, q.shape[2])
-    if sight.window is not None:
-        window = sight.window if window is None else min(window, sight.window)
     rule = score_rule(
         q.shape[-1],
         scale=scale,
         soft_cap=soft_cap,
         window=window,
-        sink_tokens=sight.sink_tokens,
         chunk=chunk,
+        sight=sight,
     )
 
     def tile(q: Array, positions: Array) -> Partial:

@@ -8,6 +8,7 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
+from kvjax.cache import Sight
 from kvjax.ops.online import ScoreRule
 
 
@@ -54,10 +55,13 @@ def score_rule(
     scale: float | None,
     soft_cap: float | None,
     window: int | None,
-    sink_tokens: int = 0,
     chunk: int | None = None,
+    sight: Sight = Sight(),
 ) -> ScoreRule:
-    """The rule of these settings; scale None is head_dim ** -0.5."""
+    """The rule of these settings; scale None is head_dim ** -0.5.
+
+    `sight`, of a cache that keeps less, narrows the window and lets first tokens be seen beside it.
+    """
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk={chunk}; accepted are 1 and more tokens, or None for no chunks")
     if window is not None and window < 1:
@@ -65,7 +69,9 @@ def score_rule(
     if soft_cap is not None and not soft_cap > 0:
         raise ValueError(f"soft_cap={soft_cap}; accepted are positive numbers, or None")
     factor = head_dim**-0.5 if scale is None else float(scale)
-    return ScoreRule(factor, soft_cap, window, sink_tokens, chunk)
+    if sight.window is not None:
+        window = sight.window if window is None else min(window, sight.window)
+    return ScoreRule(factor, soft_cap, window, sight.sink_tokens, chunk)
 
 
 def describe(array: Array | jax.ShapeDtypeStruct) -> str:

@@ -56,16 +56,13 @@ def attention_mass(
         )
     first = jax.eval_shape(cache.block, 0)
     check_heads(q, first.k, first.v, axes=4)
-    sight = cache.sight
-    if sight.window is not None:
-        window = sight.window if window is None else min(window, sight.window)
     rule = score_rule(
         q.shape[-1],
         scale=scale,
         soft_cap=soft_cap,
         window=window,
-        sink_tokens=sight.sink_tokens,
         chunk=chunk,
+        sight=cache.sight,
     )
     kv_heads = first.k.shape[1]
     tiles = _tiles(q, lse, q_positions)
