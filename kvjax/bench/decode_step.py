@@ -74,7 +74,8 @@ def filled_cache(model: Decoder, case: StepCase, seed: int = 0) -> Cache:
     count = jnp.full((case.batch,), older, jnp.int32)
     draw = np.random.default_rng(seed)
     layers = []
-    for layer, config in zip(cache.layers, model.config.attention, strict=True):
+    for layer, i in zip(cache.layers, model.config.cached, strict=True):
+        config = model.config.attention[i]
         k, v = (
             draw.standard_normal((case.batch, config.kv_heads, older, dim), np.float32)
             for dim in (config.key_dim, config.value_dim)

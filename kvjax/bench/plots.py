@@ -24,6 +24,8 @@ _SHAPE = {
     "head_dim": "H={}",
     "length": "{} live",
     "capacity": "{} slots",
+    "layout": "{}",
+    "window": "window {}",
 }
 
 

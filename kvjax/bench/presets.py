@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kvjax.bench import cached_attention, decode_attention
+from kvjax.bench.cached_attention import CacheCase
 from kvjax.bench.case import Case
-from kvjax.bench.decode_attention import CONTENDERS, measure
+from kvjax.bench.decode_attention import CONTENDERS
 
-type Entry = tuple[Case, str]  # a case and a contender
+type Entry = tuple[Case | CacheCase, str]  # a case and a contender
 
 
 @dataclass(frozen=True)
@@ -35,18 +37,30 @@ class Bound:
 
 @dataclass(frozen=True)
 class Preset:
-    """What to run (contenders by case), and its bounds."""
+    """What is measured and how, and the bounds of it.
 
-    plan: Mapping[Case, Sequence[str]]
+    Attributes:
+      measure: gets `plan` and the options of a run.
+      plan: cases, with their contenders where there are any beside this library.
+      peers: whether torch is among them.
+    """
+
+    measure: Callable[..., dict[str, Any]]
+    plan: Any
     bounds: Sequence[Bound]
+    peers: bool = False
 
 
-def run(name: str, **options: Any) -> dict[str, Any]:
-    """Measure a preset (options as in `decode_attention.measure`); adds its `bounds`."""
+def run(name: str, *, torch_python: str | None = None, **options: Any) -> dict[str, Any]:
+    """Measure a preset (options as its `measure` takes them); adds its `bounds`."""
     if name not in PRESETS:
         raise ValueError(f"preset={name!r}: accepted are {', '.join(PRESETS)}")
     preset = PRESETS[name]
-    figures = measure(preset.plan, **options)
+    if preset.peers:
+        options["torch_python"] = torch_python
+    elif torch_python is not None:
+        raise ValueError(f"torch_python: got {torch_python!r}; preset {name!r} has no peers")
+    figures = preset.measure(preset.plan, **options)
     figures["settings"]["preset"] = name
     return figures | {"bounds": [bound.figures(figures["rows"]) for bound in preset.bounds]}
 
@@ -80,7 +94,32 @@ def _acceptance() -> Preset:
                 1.3,
             ),
         ]
-    return Preset(plan, bounds)
+    return Preset(decode_attention.measure, plan, bounds, peers=True)
 
 
-PRESETS = {"acceptance": _acceptance()}
+def _caches() -> Preset:
+    """Every codec, pages and rings over 16384 tokens, one layer's step each."""
+
+    def case(length: int = 16384, **choices: Any) -> CacheCase:
+        return CacheCase(4, 32, 8, 128, length, **choices)
+
+    full = {codec: case(codec=codec) for codec in CODECS}
+    pages = [case(layout="paged:16", codec=codec) for codec in ("f32", "int8")]
+    ring = case(layout="auto", codec="f32", window=1024)
+    short = case(1024, codec="f32")
+    bounds = [
+        Bound("int8 is no slower than f32", (full["int8"], "kvjax"), (full["f32"], "kvjax"), 1.0),
+        Bound(
+            "a window of 1024 at 16384 tokens costs as much as 1024 tokens, within 30 %",
+            (ring, "kvjax"),
+            (short, "kvjax"),
+            1.3,
+        ),
+    ]
+    return Preset(cached_attention.measure, [*full.values(), *pages, ring, short], bounds)
+
+
+# Of the preset "caches".
+CODECS = ("f32", "bf16", "fp8_e4m3", "fp8_e4m3_token", "int8", "int4", "kivi4", "kivi2")
+
+PRESETS = {"acceptance": _acceptance(), "caches": _caches()}

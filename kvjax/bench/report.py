@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 type Row = Mapping[str, Any]
+# What a quantity that a row does not have says.
+_WITHOUT = {"kv_heads": "mixed", "window": "none"}
 # What rows may differ in, by its heading.
 _SHAPE = {
     "contender": "contender",
@@ -23,6 +25,8 @@ _SHAPE = {
     "head_dim": "H",
     "length": "live",
     "capacity": "slots",
+    "layout": "layout",
+    "window": "window",
     "codec": "codec",
     "weight_codec": "weights",
 }
@@ -37,6 +41,7 @@ _MEASURED: dict[str, Callable[[Row], str]] = {
 _LAST: dict[str, tuple[str, Callable[[Row], str]]] = {
     "decode attention": ("/ kvjax", lambda row: _ratio(row["seconds_over_kvjax"])),
     "decode step": ("tokens/s", lambda row: f"{row['tokens_per_second']:,.0f}"),
+    "cached attention": ("MB read", lambda row: f"{row['bytes_per_step'] / 1e6:,.1f}"),
 }
 
 
@@ -57,7 +62,7 @@ def table(figures: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     columns = _MEASURED | dict([_LAST[figures["subject"]]])
     different = [name for name in _SHAPE if _values(rows, name) > 1]
     return [*(_SHAPE[name] for name in different), *columns], [
-        [*(_shown(row[name]) for name in different), *(cell(row) for cell in columns.values())]
+        [*(_shown(row, name) for name in different), *(cell(row) for cell in columns.values())]
         for row in rows
     ]
 
@@ -75,7 +80,7 @@ def notes(figures: Mapping[str, Any]) -> list[str]:
     """Sentences on what a run was measured on and against."""
     machine, bandwidth, rows = figures["machine"], figures["bandwidth"], figures["rows"]
     same = ", ".join(
-        f"{heading} {_shown(rows[0][name])}"
+        f"{heading} {_shown(rows[0], name)}"
         for name, heading in _SHAPE.items()
         if _values(rows, name) == 1
     )
@@ -143,8 +148,8 @@ def _values(rows: Sequence[Row], name: str) -> int:
     return len({row[name] for row in rows if name in row})
 
 
-def _shown(value: Any) -> str:
-    return "mixed" if value is None else str(value)
+def _shown(row: Row, name: str) -> str:
+    return _WITHOUT[name] if row[name] is None else str(row[name])
 
 
 def _ratio(ratio: float | None) -> str:

@@ -30,7 +30,7 @@ def bench(
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option(help="A named run of attention in place of shapes and peers: acceptance."),
+        typer.Option(help="A named run in place of shapes and peers: acceptance, caches."),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Weights of the models: f32, bf16; default: as stored.")

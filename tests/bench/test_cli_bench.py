@@ -3,7 +3,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from kvjax.bench import case, presets
+from kvjax.bench import case, decode_attention, presets
 from kvjax.cli import app
 
 SMALL = ["--batch", "1", "--query-heads", "2", "--head-dim", "8", "--rounds", "3"]
@@ -43,7 +43,7 @@ def test_json_alone_on_standard_output():
 @pytest.mark.usefixtures("quick")
 def test_preset(monkeypatch):
     tiny = case.Case(1, 2, 1, 8, length=4, capacity=4, codec="f32")
-    preset = presets.Preset({tiny: ("kvjax",)}, [])
+    preset = presets.Preset(decode_attention.measure, {tiny: ("kvjax",)}, [], peers=True)
     monkeypatch.setitem(presets.PRESETS, "acceptance", preset)
     done = bench("--preset", "acceptance", "--rounds", 3, "--json")
     assert json.loads(done.stdout)["settings"]["preset"] == "acceptance"

@@ -2,7 +2,7 @@ from dataclasses import asdict
 
 import pytest
 
-from kvjax.bench import presets
+from kvjax.bench import decode_attention, presets
 from kvjax.bench.case import Case
 from kvjax.bench.decode_attention import CONTENDERS
 from kvjax.bench.presets import PRESETS, Bound
@@ -43,9 +43,19 @@ def test_acceptance_measures_both_sides_of_every_bound():
     assert {case.bytes_per_step for case in full} == {2**28, 2**27}
 
 
+def test_caches_measures_both_sides_of_every_bound():
+    preset = PRESETS["caches"]
+    assert {case.layout for case in preset.plan} == {"dense", "paged:16", "auto"}
+    for bound in preset.bounds:
+        assert {bound.of[0], bound.over[0]} <= set(preset.plan)
+    with pytest.raises(ValueError, match="torch_python: got 'python3'; preset 'caches' has no"):
+        presets.run("caches", torch_python="python3")
+
+
 @pytest.mark.usefixtures("quick")
 def test_run_judges_the_preset(monkeypatch):
-    preset = presets.Preset({CASE: ("kvjax",)}, [Bound("same", *[(CASE, "kvjax")] * 2, 1.0)])
+    same = Bound("same", *[(CASE, "kvjax")] * 2, 1.0)
+    preset = presets.Preset(decode_attention.measure, {CASE: ("kvjax",)}, [same], peers=True)
     monkeypatch.setitem(PRESETS, "tiny", preset)
     figures = presets.run("tiny", rounds=3)
     assert figures["settings"]["preset"] == "tiny"
