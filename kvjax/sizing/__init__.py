@@ -2,7 +2,7 @@
 
 Only arithmetic, only the standard library. A model is a `ModelSpec`, a tuple of `LayerSpec` that
 `load` reads from a Hugging Face ``config.json``; codecs (`CodecSpec`) say how many bytes a record
-takes, layouts (`Dense`, `Ring`, `Paged`) how many slots a sequence takes.
+takes, layouts (`Dense`, `Ring`, `Paged`, `Kept`) how many slots a sequence takes.
 """
 
 from kvjax.sizing.account import CacheBytes
@@ -11,7 +11,7 @@ from kvjax.sizing.codecs import CODECS, CodecSpec, Kivi, Part, Scaled, Tiled, co
 from kvjax.sizing.config import read_config
 from kvjax.sizing.families import READERS, WRAPPERS
 from kvjax.sizing.layer import LayerSpec, state_layer
-from kvjax.sizing.layouts import Dense, LayoutSpec, Paged, Ring
+from kvjax.sizing.layouts import Dense, Kept, LayoutSpec, Paged, Ring
 from kvjax.sizing.placement import DEFINITIONS
 from kvjax.sizing.plan import Demand, Plan, Spread, batch_floors, plan
 from kvjax.sizing.readers import load
@@ -36,6 +36,7 @@ __all__ = [
     "Demand",
     "Dense",
     "Experts",
+    "Kept",
     "Kivi",
     "LayerSpec",
     "LayoutSpec",

@@ -82,7 +82,8 @@ class LayerAccount:
     @property
     def allocated(self) -> int:
         """Bytes of the slots of records and pools."""
-        slots = self._layout.slots(self.tokens)
+        exact = self.tokens - self._laid_out
+        slots = exact + self._layout_of_rest.slots(self._laid_out)
         records = sum(self.codec.allocated(slots, part) for part in self._parts)
         entries = layout_of(None, self.placement.page_size)
         return records + sum(
@@ -105,8 +106,10 @@ class LayerAccount:
 
     @property
     def tables(self) -> int:
-        """Bytes of lengths, flags and page tables."""
-        return self._layout.table_bytes(self.tokens) if self._parts else 0
+        """Bytes of lengths, flags, page tables and positions."""
+        if not self._parts:
+            return 0
+        return self._layout_of_rest.table_bytes(self._laid_out, self._parts[0].heads)
 
     @property
     def constants(self) -> int:
@@ -118,6 +121,17 @@ class LayerAccount:
     @cached_property
     def _layout(self) -> LayoutSpec:
         return self.placement.layout(self.layer)
+
+    @property
+    def _laid_out(self) -> int:
+        """Tokens in the layout's slots: the codec keeps the newest in slots of their own."""
+        return max(self.tokens - self.codec.tokens_kept_exact, 0)
+
+    @cached_property
+    def _layout_of_rest(self) -> LayoutSpec:
+        """The layout that holds them; of a window, all but what is sure to be exact."""
+        least = self.codec.tokens_kept_exact - self.codec.tokens_sharing + 1
+        return self.placement.layout(self.layer, least)
 
     @cached_property
     def _parts(self) -> tuple[Part, ...]:

@@ -13,6 +13,7 @@ from kvjax.sizing.checks import whole
 # flag (bool).
 _LENGTH_AND_FLAG = 4 + 1
 _PAGE_NUMBER = 4
+_POSITION = _COUNT = 4
 
 
 class LayoutSpec(Protocol):
@@ -31,8 +32,8 @@ class LayoutSpec(Protocol):
         """Slots allocated for them."""
         ...
 
-    def table_bytes(self, tokens: int) -> int:
-        """Bytes of lengths, flags and page tables."""
+    def table_bytes(self, tokens: int, heads: int = 1) -> int:
+        """Bytes of lengths, flags, page tables and positions, beside records of so many heads."""
         ...
 
 
@@ -50,7 +51,7 @@ class Dense:
     def slots(self, tokens: int) -> int:
         return tokens
 
-    def table_bytes(self, tokens: int) -> int:
+    def table_bytes(self, tokens: int, heads: int = 1) -> int:
         return _LENGTH_AND_FLAG
 
 
@@ -87,7 +88,7 @@ class Ring:
         """Slots of a ring that has wrapped around."""
         return _round_up(self.window + self.in_flight - 1, self.multiple)
 
-    def table_bytes(self, tokens: int) -> int:
+    def table_bytes(self, tokens: int, heads: int = 1) -> int:
         return _LENGTH_AND_FLAG
 
 
@@ -122,19 +123,63 @@ class Paged:
     def slots(self, tokens: int) -> int:
         return self.pages(tokens) * self.page_size
 
-    def table_bytes(self, tokens: int) -> int:
+    def table_bytes(self, tokens: int, heads: int = 1) -> int:
         return _LENGTH_AND_FLAG + _PAGE_NUMBER * self.pages(tokens)
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What an eviction leaves: at most `budget` tokens, and room for new ones.
+
+    Beside each slot is its token's position, and beside the length how much is live and what the
+    length was at the eviction.
+
+    Attributes:
+        budget: tokens kept of a sequence.
+        room: further slots, for tokens to come.
+        per_head: whether each head keeps tokens of its own, with positions and a count of its own.
+    """
+
+    budget: int
+    room: int = 0
+    per_head: bool = False
+
+    def __post_init__(self) -> None:
+        whole("budget", self.budget)
+        whole("room", self.room, 0)
+
+    @property
+    def dies_together(self) -> int:
+        return 1
+
+    def live(self, tokens: int) -> int:
+        return min(tokens, self.budget)
+
+    def slots(self, tokens: int) -> int:
+        return min(tokens, self.budget) + self.room
+
+    def table_bytes(self, tokens: int, heads: int = 1) -> int:
+        sets = heads if self.per_head else 1
+        return sets * (_POSITION * self.slots(tokens) + _COUNT) + _COUNT + _LENGTH_AND_FLAG
+
+
 def layout_of(
-    span: int | None, page_size: int | None = None, in_flight: int = 1, ring_multiple: int = 1
+    span: int | None,
+    page_size: int | None = None,
+    in_flight: int = 1,
+    ring_multiple: int = 1,
+    kept: Kept | None = None,
 ) -> LayoutSpec:
     """The layout of a layer whose queries see `span` keys: pages if asked for, else ring or dense.
+
+    A dense one, of which tokens were evicted, is `kept`; rings lose none.
 
     Raises:
         ValueError: names the argument that is not a whole number of at least 1.
     """
     in_flight, multiple = whole("in_flight", in_flight), whole("ring_multiple", ring_multiple)
+    if kept is not None and span is None:
+        return kept
     if page_size is not None:
         return Paged(whole("page_size", page_size), span, in_flight)
     return Dense() if span is None else Ring(span, in_flight, multiple)

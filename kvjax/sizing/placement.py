@@ -10,7 +10,7 @@ from typing import NotRequired, TypedDict
 from kvjax.sizing import hf_caches
 from kvjax.sizing.checks import is_amount, whole
 from kvjax.sizing.layer import LayerSpec
-from kvjax.sizing.layouts import LayoutSpec, layout_of
+from kvjax.sizing.layouts import Kept, LayoutSpec, layout_of
 
 DEFINITIONS = ("kvjax", *hf_caches.DEFINITIONS)
 
@@ -28,6 +28,7 @@ class Placing(TypedDict):
     source_tokens: NotRequired[int]
     in_flight: NotRequired[int]
     ring_multiple: NotRequired[int]
+    kept: NotRequired[Kept | None]
     definition: NotRequired[str]
 
 
@@ -45,6 +46,7 @@ class Placement:
     source_tokens: int = 0
     in_flight: int = 1
     ring_multiple: int = 1
+    kept: Kept | None = None
     definition: str = "kvjax"
 
     def __post_init__(self) -> None:
@@ -57,7 +59,12 @@ class Placement:
             raise ValueError(
                 f"definition: got {self.definition!r}; accepted: {', '.join(DEFINITIONS)}"
             )
-        ours = {"page_size": None, "in_flight": 1, "ring_multiple": 1}
+        if self.kept is not None and self.page_size is not None:
+            raise ValueError(
+                f"kept: got {self.kept} with page_size {self.page_size}; accepted: one of the two, "
+                f"since what an eviction leaves has slots of its own"
+            )
+        ours = {"page_size": None, "in_flight": 1, "ring_multiple": 1, "kept": None}
         for name, plain in ours.items():
             if self.definition != "kvjax" and getattr(self, name) != plain:
                 raise ValueError(
@@ -65,9 +72,10 @@ class Placement:
                     f"accepted: {plain}, since transformers' caches know no other"
                 )
 
-    def layout(self, layer: LayerSpec) -> LayoutSpec:
-        """The layout that holds the layer's records."""
-        return layout_of(layer.span, self.page_size, self.in_flight, self.ring_multiple)
+    def layout(self, layer: LayerSpec, exact: int = 0) -> LayoutSpec:
+        """The layout that holds the layer's records, but for the newest `exact`."""
+        span = layer.span and max(layer.span - exact, 1)
+        return layout_of(span, self.page_size, self.in_flight, self.ring_multiple, self.kept)
 
 
 def sequence_lengths(tokens: int, batch: Batch, dp: int) -> Counter[int]:

@@ -63,6 +63,7 @@ class ModelSpec:
             source_tokens: tokens of the source that cross-attention layers attend to.
             in_flight: tokens that one step writes before it attends; a window keeps room for them.
             ring_multiple: slots of a window are rounded up to a multiple of it.
+            kept: what was left by an eviction that every layer has been through but for windows.
             definition: whose `allocated` and `state` are given: this library's ("kvjax"), or those
                 of transformers' DynamicCache ("hf-dynamic") or StaticCache ("hf-static").
 
