@@ -1,12 +1,13 @@
 """Caches: in which slot a record lives (layouts) and how it is encoded (codecs)."""
 
-from kvjax.cache.container import Cache, CodecChoice, LayoutChoice, init_layer_cache
+from kvjax.cache.container import Cache, CodecChoice, LayoutChoice, PerLayer, init_layer_cache
 from kvjax.cache.kept import KeptCache
 from kvjax.cache.kivi import KiviCache
 from kvjax.cache.kivi_codec import Kivi
 from kvjax.cache.layouts import Dense, Ring, Sight, SinkRing
 from kvjax.cache.paged import Paged, PagedCache
 from kvjax.cache.protocol import Block, CapacityError, LayerCache, Record
+from kvjax.cache.scales import LayerScales, Scales
 from kvjax.cache.slots import SlotCache
 
 __all__ = [
@@ -19,11 +20,14 @@ __all__ = [
     "Kivi",
     "KiviCache",
     "LayerCache",
+    "LayerScales",
     "LayoutChoice",
     "Paged",
     "PagedCache",
+    "PerLayer",
     "Record",
     "Ring",
+    "Scales",
     "Sight",
     "SinkRing",
     "SlotCache",

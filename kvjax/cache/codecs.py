@@ -73,7 +73,7 @@ class StaticFp8:
     """8-bit floats with one scale for a tensor, or for each KV head.
 
     A number x is stored as x / scale, clipped to the largest finite one: no input becomes NaN.
-    The scales are 1 unless calibrated (`kvjax.cache.calibrate`).
+    The scales are 1 unless calibrated (`kvjax.engine.calibrate`).
 
     Attributes:
       format: "fp8_e4m3" or "fp8_e5m2".
@@ -85,19 +85,32 @@ class StaticFp8:
     per_head: bool = False
     plain = False
 
+    @property
+    def dtype(self) -> DTypeLike:
+        """Of the stored numbers."""
+        return _FP8[self.format]
+
+    @property
+    def largest(self) -> float:
+        """The format's largest finite number."""
+        return float(jnp.finfo(self.dtype).max)
+
     def scales(self, kv_heads: int) -> Leaves:
         shape = (kv_heads,) if self.per_head else ()
         return {name: jnp.ones(shape, jnp.float32) for name in ("k_scale", "v_scale")}
 
     def encode(self, record: Record, scales: Mapping[str, Array]) -> Leaves:
         return {
-            name: to_fp8(x / self._factor(scales, name), _FP8[self.format])
+            name: _bits(to_fp8(x / self._factor(scales, name), self.dtype))
             for name, x in record._asdict().items()
         }
 
     def decode(self, leaves: Mapping[str, Array], scales: Mapping[str, Array]) -> Record:
         return Record(
-            *(leaves[name].astype(jnp.float32) * self._factor(scales, name) for name in ("k", "v"))
+            *(
+                _numbers(leaves[name], self.dtype) * self._factor(scales, name)
+                for name in ("k", "v")
+            )
         )
 
     def _factor(self, scales: Mapping[str, Array], name: str) -> Array:
@@ -129,7 +142,7 @@ class TokenScaled:
     def decode(self, leaves: Mapping[str, Array], scales: Mapping[str, Array]) -> Record:
         return Record(
             *(
-                leaves[name].astype(jnp.float32) * leaves[f"{name}_scale"][..., None]
+                _numbers(leaves[name], self.dtype) * leaves[f"{name}_scale"][..., None]
                 for name in ("k", "v")
             )
         )
@@ -137,7 +150,7 @@ class TokenScaled:
     def _codes(self, x: Array) -> Array:
         if jnp.issubdtype(self.dtype, jnp.integer):
             return jnp.clip(jnp.round(x), -self.largest, self.largest).astype(self.dtype)
-        return to_fp8(x, self.dtype)
+        return _bits(to_fp8(x, self.dtype))
 
 
 @dataclass(frozen=True)
@@ -182,6 +195,19 @@ def to_fp8(x: Array, dtype: DTypeLike) -> Array:
     return jnp.clip(x.astype(jnp.float32), -largest, largest).astype(dtype)
 
 
+def _bits(x: Array) -> Array:
+    """8-bit floats as the bytes they are.
+
+    XLA on CPU writes to an array of 8-bit floats by way of all of it in float16.
+    """
+    return jax.lax.bitcast_convert_type(x, jnp.uint8)
+
+
+def _numbers(codes: Array, dtype: DTypeLike) -> Array:
+    """f32 numbers of codes, of integers or of the bytes of 8-bit floats."""
+    return jax.lax.bitcast_convert_type(codes, dtype).astype(jnp.float32)
+
+
 def pack_nibbles(codes: Array) -> Array:
     """int8 (..., n) from -8 to 7 -> uint8 (..., ceil(n / 2)); the low nibble is the even one."""
     padded = jnp.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, codes.shape[-1] % 2)])
@@ -194,10 +220,9 @@ def unpack_nibbles(packed: Array, n: int) -> Array:
     return (unpack(packed, 4)[..., :n].astype(jnp.int8) << 4) >> 4
 
 
-def build_codec(name: str, key_dim: int = 0, value_dim: int = 0) -> Codec:
-    """The codec of that name for heads of these widths; ValueError for one no cache can hold."""
-    canonical = sizing.codec(name).name
-    codecs: dict[str, Codec] = {
+def codecs(key_dim: int = 0, value_dim: int = 0) -> dict[str, Codec]:
+    """By name, the codecs that caches of any layout can hold, for heads of these widths."""
+    return {
         **{cast: Cast(cast) for cast in DTYPES},
         **{fp8: StaticFp8(fp8, fp8) for fp8 in _FP8},
         "fp8_e4m3_head": StaticFp8("fp8_e4m3_head", "fp8_e4m3", per_head=True),
@@ -205,11 +230,18 @@ def build_codec(name: str, key_dim: int = 0, value_dim: int = 0) -> Codec:
         "int8": TokenScaled("int8", jnp.int8, 127.0),
         "int4": Int4(key_dim=key_dim, value_dim=value_dim),
     }
-    if canonical not in codecs:
+
+
+def build_codec(name: str, key_dim: int = 0, value_dim: int = 0) -> Codec:
+    """The codec of that name for heads of these widths; ValueError for one no cache can hold."""
+    canonical = sizing.codec(name).name
+    known = codecs(key_dim, value_dim)
+    if canonical not in known:
         raise ValueError(
-            f"codec={name!r}: caches can hold {', '.join(codecs)}; dense ones kivi2, kivi4"
+            f"codec={name!r}: caches can hold {', '.join(known)}; dense and paged ones also kivi2, "
+            "kivi4"
         )
-    return codecs[canonical]
+    return known[canonical]
 
 
 def plain_codec(name: str) -> str:
@@ -218,6 +250,26 @@ def plain_codec(name: str) -> str:
     if canonical not in DTYPES:
         raise ValueError(f"codec={name!r}: accepted here are {', '.join(DTYPES)}")
     return canonical
+
+
+def constants(codec: Codec, kv_heads: int, scales: Mapping[str, Array] | None) -> Leaves:
+    """A codec's own constants, with `scales` in place of those that they name.
+
+    Raises:
+      ValueError: for scales that the codec has not, or has in another shape.
+    """
+    own = codec.scales(kv_heads)
+    for name, scale in (scales or {}).items():
+        if name not in own:
+            raise ValueError(
+                f"scales: got {name}; accepted with {codec.name}: {', '.join(own) or 'none'}"
+            )
+        if scale.shape != own[name].shape:
+            raise ValueError(
+                f"scales: got {name} of shape {list(scale.shape)}; accepted: "
+                f"{list(own[name].shape)}"
+            )
+    return {**own, **(scales or {})}
 
 
 def empty_leaves(

@@ -42,7 +42,8 @@ class KeptCache:
       live: (B,) int32, live slots of a row; or (B, K), where heads keep their own.
       n: (B,) int32, tokens seen, which is also the next position.
       evicted_at: (B,) int32, what n was at the last eviction.
-      overflow: (B,) bool, set where a write did not fit and was dropped.
+      overflow: (B,) bool, set where a write did not fit, or a rollback was impossible; either was
+        dropped.
       sight: what queries see at most; static.
       codec: how records are encoded; static.
     """
@@ -118,6 +119,10 @@ class KeptCache:
         """Blocks that hold a live token of any row and head, traced."""
         return (jnp.max(self.live) + self._width - 1) // self._width
 
+    def first_block(self, oldest: Array) -> Array:
+        """0: how many older tokens were kept is not known."""
+        return jnp.zeros_like(oldest)
+
     def first_slot(self, i: Array) -> Array:
         """The slot that block i begins with."""
         return block_start(i, self._width, self.capacity)
@@ -131,8 +136,8 @@ class KeptCache:
         return Block(*self.codec.decode(leaves, self.scales), jnp.where(fresh, pos, -1))
 
     def operands(self) -> dict[str, Array] | None:
-        """Arguments of `ops.decode_attention`, where all heads have as many slots and see all."""
-        if not self.codec.plain or self.live.ndim > 1 or self.sight.window is not None:
+        """Arguments of `ops.decode_attention`, where queries see all that is live."""
+        if not self.codec.plain or self.sight.window is not None:
             return None
         return {"k": self.leaves["k"], "v": self.leaves["v"], "lengths": self.live}
 
@@ -183,7 +188,7 @@ class KeptCache:
         )
 
     def check(self) -> None:
-        """Raise CapacityError if a write inside jit was dropped."""
+        """Raise CapacityError if a write or a rollback inside jit was dropped."""
         check_overflow(self.overflow, self.capacity, self._live_of_heads.max(1), "slots")
 
 

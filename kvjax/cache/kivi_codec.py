@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -79,6 +80,25 @@ class Kivi:
                 f"each has a scale, or another group: Kivi(group=...)"
             )
 
+    def empty(
+        self, batch: int, rows: int, groups: int, kv_heads: int, key_dim: int, value_dim: int
+    ) -> dict[str, Array]:
+        """What `encode` gives of so many groups of so many rows, and a residual; all zero.
+
+        The residual is k_exact (B, K, R, H) and v_exact (B, K, R, HV) in fp16.
+        """
+        dims = {"k": key_dim, "v": value_dim}
+        one = (jnp.zeros((1, kv_heads, 1, self.group, dim)) for dim in dims.values())
+        shapes = jax.eval_shape(self.encode, Record(*one))
+        # One buffer a leaf: a buffer shared by two leaves could not be donated.
+        return {
+            name: jnp.zeros((rows, kv_heads, groups, *leaf.shape[3:]), leaf.dtype)
+            for name, leaf in shapes.items()
+        } | {
+            f"{name}_exact": jnp.zeros((batch, kv_heads, self.residual, dim), jnp.float16)
+            for name, dim in dims.items()
+        }
+
     def encode(self, groups: Record) -> dict[str, Array]:
         """Codes, scales and zeros of groups k (B, K, M, G, H) and v (B, K, M, G, HV) in fp16.
 
@@ -108,6 +128,14 @@ class Kivi:
     def _parted(self, v: Array) -> Array:
         """(..., HV) -> (..., HV / G, G), of which the last axis shares a scale."""
         return v.reshape(*v.shape[:-1], -1, self.group)
+
+
+_HALF_MAX = float(jnp.finfo(jnp.float16).max)
+
+
+def to_half(x: Array) -> Array:
+    """The nearest fp16; what none can hold becomes the largest."""
+    return jnp.clip(x.astype(jnp.float32), -_HALF_MAX, _HALF_MAX).astype(jnp.float16)
 
 
 # By the names that a codec may be asked for with.

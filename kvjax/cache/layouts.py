@@ -18,13 +18,23 @@ class Sight(NamedTuple):
 
     Attributes:
       window: keys, the query's own included; None for all.
-      sink_tokens: first tokens of a row that every query sees besides.
+      sink_tokens: first tokens of a row that every query sees besides. They lie among as many
+        first slots.
       gaps: whether tokens between others may be missing, so that slots do not count positions.
+      reindexed: whether those first tokens are as far from a query as if nothing between them and
+        its window had ever been (`place`), and not as far as in the text.
     """
 
     window: int | None = None
     sink_tokens: int = 0
     gaps: bool = False
+    reindexed: bool = False
+
+    def place(self, positions: Array) -> Array:
+        """Places of queries among what they see; -1 for padding, as in positions (B, T) int32."""
+        if not self.reindexed or self.window is None:
+            return positions
+        return jnp.minimum(positions, self.sink_tokens + self.window - 1)
 
 
 class Layout(Protocol):
@@ -57,6 +67,10 @@ class Layout(Protocol):
         """(B,), the slots from 0 on among which all of a row's records lie."""
         ...
 
+    def since(self, oldest: Array) -> Array:
+        """A slot, (), before which none holds position `oldest`, (), or a later one."""
+        ...
+
     def recalls(self, n: Array, tokens: Array) -> Array:
         """(B,) bool, whether rows of n tokens can forget their newest and be as before them."""
         ...
@@ -83,6 +97,9 @@ class Dense:
 
     def used(self, n: Array) -> Array:
         return n
+
+    def since(self, oldest: Array) -> Array:
+        return oldest
 
     def recalls(self, n: Array, tokens: Array) -> Array:
         return jnp.ones_like(n, bool)
@@ -120,6 +137,9 @@ class Ring:
     def used(self, n: Array) -> Array:
         return jnp.minimum(n, self.window)
 
+    def since(self, oldest: Array) -> Array:
+        return jnp.zeros_like(oldest)
+
     def recalls(self, n: Array, tokens: Array) -> Array:
         """Only while nothing was replaced."""
         return (n <= self.window) | (tokens == 0)
@@ -127,13 +147,16 @@ class Ring:
 
 @dataclass(frozen=True)
 class SinkRing:
-    """The first `sink_tokens` and the last `window` tokens (StreamingLLM, Xiao et al. 2024).
+    """The first `sink_tokens` and the last `window` tokens (StreamingLLM, arXiv:2309.17453).
 
-    Positions stay absolute: keys keep the rotation of their place in the text.
+    Keys keep the rotation of their place in the text. With `reindexed`, distances are those within
+    the cache all the same (section 3.2 of the paper): those to the window are equal in both, and
+    for the first tokens the query is rotated again, to its place in the cache.
     """
 
     sink_tokens: int
     window: int
+    reindexed: bool = False
 
     @property
     def slots(self) -> int:
@@ -141,7 +164,7 @@ class SinkRing:
 
     @property
     def sight(self) -> Sight:
-        return Sight(self.window, self.sink_tokens)
+        return Sight(self.window, self.sink_tokens, reindexed=self.reindexed)
 
     @property
     def _ring(self) -> Ring:
@@ -163,6 +186,9 @@ class SinkRing:
 
     def used(self, n: Array) -> Array:
         return jnp.minimum(n, self.slots)
+
+    def since(self, oldest: Array) -> Array:
+        return jnp.zeros_like(oldest)
 
     def recalls(self, n: Array, tokens: Array) -> Array:
         return (n <= self.slots) | (tokens == 0)

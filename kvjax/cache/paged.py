@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -9,9 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from kvjax.cache.codecs import Codec, Leaves, empty_leaves
+from kvjax.cache.codecs import Codec, Leaves, constants, empty_leaves
+from kvjax.cache.common import roll_back
 from kvjax.cache.kept import KeptCache, kept
 from kvjax.cache.layouts import Sight
+from kvjax.cache.places import Pages, own_pages
 from kvjax.cache.protocol import Block, CapacityError, Record
 from kvjax.cache.slots import BLOCK
 
@@ -45,7 +48,8 @@ class PagedCache:
         p % P. -1, or a number that is no page's, where there is none: such a page is never read,
         and what would be written to it is dropped and flagged.
       n: (B,) int32, tokens held.
-      overflow: (B,) bool, set where a write found no slot and was dropped.
+      overflow: (B,) bool, set where a write found no slot, or a row held fewer tokens than it was
+        to forget; either was dropped.
       codec: how records are encoded; static.
     """
 
@@ -66,19 +70,16 @@ class PagedCache:
         key_dim: int,
         value_dim: int,
         codec: Codec,
+        scales: Mapping[str, Array] | None = None,
     ) -> PagedCache:
-        """An empty cache whose rows have pages of their own for `capacity` tokens each."""
-        a_row = -(-capacity // pages.page_size)
-        num_pages = batch * a_row if pages.num_pages is None else pages.num_pages
-        if num_pages < batch * a_row:
-            raise ValueError(
-                f"num_pages={num_pages}: {batch} rows of {capacity} tokens take {batch * a_row} "
-                f"pages of {pages.page_size}"
-            )
+        """An empty cache whose rows have pages of their own for `capacity` tokens each.
+
+        `scales` replace the codec's own constants.
+        """
+        table, num_pages = own_pages(batch, capacity, pages.page_size, pages.num_pages)
         leaves = empty_leaves(codec, num_pages, pages.page_size, kv_heads, key_dim, value_dim)
-        table = jnp.arange(batch * a_row, dtype=jnp.int32).reshape(batch, a_row)
         n, overflow = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch,), bool)
-        return cls(leaves, codec.scales(kv_heads), table, n, overflow, codec)
+        return cls(leaves, constants(codec, kv_heads, scales), table, n, overflow, codec)
 
     @property
     def page_size(self) -> int:
@@ -91,9 +92,13 @@ class PagedCache:
         return len(next(iter(self.leaves.values())))
 
     @property
+    def _pages(self) -> Pages:
+        return Pages(self.page_table, self.num_pages, self.page_size)
+
+    @property
     def capacity(self) -> int:
         """Tokens that a row's table can address."""
-        return self.page_table.shape[1] * self.page_size
+        return self._pages.slots
 
     @property
     def sight(self) -> Sight:
@@ -113,19 +118,15 @@ class PagedCache:
         """
         steps = jnp.arange(record.k.shape[2], dtype=jnp.int32)
         positions = self.n[:, None] + steps
-        page = self._page(positions // self.page_size)
         wanted = steps < count[:, None]
-        fits = ~(wanted & (page < 0)).any(1)
+        fits = (self._pages.has(positions) | ~wanted).all(1)
         if not isinstance(fits, jax.core.Tracer) and not bool(fits.all()):
             raise CapacityError(
                 f"rows hold {self.n.tolist()} tokens and were to take "
                 f"{jnp.asarray(count).tolist()} more; their pages have room for "
-                f"{self._room().tolist()} in all"
+                f"{self._pages.room().tolist()} in all"
             )
-        # The page past the end stands for "nowhere": mode="drop" skips it.
-        page = jnp.where(wanted & fits[:, None], page, self.num_pages)
-        heads = jnp.arange(record.k.shape[1])[:, None]
-        where = (page[:, None, :], heads, (positions % self.page_size)[:, None, :])
+        where = self._pages.index(positions, record.k.shape[1], wanted & fits[:, None])
         leaves = {
             name: self.leaves[name].at[where].set(new, mode="drop")
             for name, new in self.codec.encode(record, self.scales).items()
@@ -142,6 +143,10 @@ class PagedCache:
         width = self._pages_a_block * self.page_size
         return (jnp.max(self.n) + width - 1) // width
 
+    def first_block(self, oldest: Array) -> Array:
+        """The first block that may hold a token at position `oldest`, (), or a later one."""
+        return oldest // (self._pages_a_block * self.page_size)
+
     def first_slot(self, i: Array) -> Array:
         """The slot of a row, counted over its pages, that block i begins with."""
         return i * self._pages_a_block * self.page_size
@@ -150,7 +155,7 @@ class PagedCache:
         """Block i: records of a few pages of each row, and positions (B, 1, C), -1 where dead."""
         many, size = self._pages_a_block, self.page_size
         entries = i * many + jnp.arange(many, dtype=jnp.int32)
-        page = self._page(jnp.broadcast_to(entries, (len(self.n), many)))
+        page = self._pages.page(jnp.broadcast_to(entries, (len(self.n), many)))
         leaves = {
             name: self._in_line(leaf[jnp.maximum(page, 0)]) for name, leaf in self.leaves.items()
         }
@@ -171,7 +176,7 @@ class PagedCache:
 
         def gather(slots: Array) -> Leaves:
             batch, heads, many = slots.shape
-            page = self._page(slots.reshape(batch, -1) // self.page_size)
+            page = self._pages.page(slots.reshape(batch, -1) // self.page_size)
             page = jnp.maximum(page.reshape(batch, heads, many), 0)
             return {
                 name: leaf[page, jnp.arange(leaf.shape[1])[:, None], slots % self.page_size]
@@ -179,8 +184,8 @@ class PagedCache:
             }
 
         slots = jnp.arange(self.capacity, dtype=jnp.int32)
-        page = self._page(jnp.broadcast_to(slots // self.page_size, (len(self.n), len(slots))))
-        held = jnp.where((slots < self.n[:, None]) & (page >= 0), slots, -1)
+        there = self._pages.has(jnp.broadcast_to(slots, (len(self.n), len(slots))))
+        held = jnp.where((slots < self.n[:, None]) & there, slots, -1)
         return kept(self, gather, held[:, None], indices, room)
 
     def select(self, rows: Array) -> PagedCache:
@@ -193,33 +198,23 @@ class PagedCache:
         )
 
     def rollback(self, tokens: Array | int) -> PagedCache:
-        """Forget the newest tokens, a number or (B,); at most as many as a row holds."""
-        n = self.n - jnp.asarray(tokens, jnp.int32)
-        if not isinstance(n, jax.core.Tracer) and bool(((n < 0) | (n > self.n)).any()):
-            raise ValueError(f"rollback of {tokens} tokens; rows hold {self.n.tolist()}")
-        return replace(self, n=jnp.maximum(n, 0))
+        """Forget the newest tokens, a number or (B,); at most as many as a row holds.
+
+        Raises:
+          ValueError: outside jit, where a row holds fewer. Inside jit such a row stays as it is and
+            is flagged.
+        """
+        n, stuck = roll_back(self.n, tokens)
+        return replace(self, n=n, overflow=self.overflow | stuck)
 
     def check(self) -> None:
-        """Raise CapacityError if a write inside jit was dropped."""
+        """Raise CapacityError if a write or a rollback inside jit was dropped."""
         if bool(self.overflow.any()):
             raise CapacityError(
                 f"rows {jnp.flatnonzero(self.overflow).tolist()} had no page for all of their "
-                f"tokens; rows hold {self.n.tolist()}, their pages have room for "
-                f"{self._room().tolist()}"
+                f"tokens, or fewer than they were to forget; rows hold {self.n.tolist()}, their "
+                f"pages have room for {self._pages.room().tolist()}"
             )
-
-    def _page(self, entries: Array) -> Array:
-        """(B, M) pages behind table entries (B, M); -1 where there is none."""
-        width = self.page_table.shape[1]
-        # Clipped first, since an index of -1 would be the last one.
-        page = jnp.take_along_axis(self.page_table, jnp.clip(entries, 0, width - 1), axis=1)
-        valid = (entries < width) & (page >= 0) & (page < self.num_pages)
-        return jnp.where(valid, page, -1)
-
-    def _room(self) -> Array:
-        """(B,), tokens that fit before the first entry without a page."""
-        valid = (self.page_table >= 0) & (self.page_table < self.num_pages)
-        return jnp.cumprod(valid, axis=1).sum(1) * self.page_size
 
     def _in_line(self, pages: Array) -> Array:
         """(B, M, K, P, ...) -> (B, K, M * P, ...)."""

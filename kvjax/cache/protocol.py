@@ -43,6 +43,11 @@ class LayerCache(Protocol):
         ...
 
     @property
+    def overflow(self) -> Array:
+        """(B,) bool, set where a write or a rollback inside jit could not be done."""
+        ...
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all arrays, bookkeeping included."""
         ...
@@ -67,6 +72,10 @@ class LayerCache(Protocol):
 
     def blocks(self) -> Array:
         """Traced number of blocks that hold a live token of any row."""
+        ...
+
+    def first_block(self, oldest: Array) -> Array:
+        """The first block that may hold a token at position `oldest`, (), or a later one."""
         ...
 
     def block(self, i: Array) -> Block:
@@ -100,9 +109,13 @@ class LayerCache(Protocol):
         ...
 
     def rollback(self, tokens: Array | int) -> LayerCache:
-        """Forget the newest tokens of each row, a number or (B,)."""
+        """Forget the newest tokens of each row, a number or (B,).
+
+        Only where that leaves what the row held before them: outside jit what cannot be raises
+        ValueError, inside it the row stays as it is and is flagged.
+        """
         ...
 
     def check(self) -> None:
-        """Raise CapacityError if a write inside jit was dropped."""
+        """Raise CapacityError if a write or a rollback inside jit was dropped."""
         ...

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from kvjax.cache.codecs import Codec, Leaves, empty_leaves
+from kvjax.cache.codecs import Codec, Leaves, constants, empty_leaves
 from kvjax.cache.common import block_start, check_overflow, cut, roll_back
 from kvjax.cache.kept import KeptCache, gather_slots, kept
 from kvjax.cache.layouts import Layout, Sight
@@ -30,7 +30,8 @@ class SlotCache:
       leaves: the codec's arrays, (B, K, S, ...).
       scales: the codec's constants, shared by all rows and tokens.
       n: (B,) int32, tokens seen, which is also the next position.
-      overflow: (B,) bool, set where a write did not fit and was dropped.
+      overflow: (B,) bool, set where a write did not fit, or a rollback was impossible; either was
+        dropped.
       layout: in which slot a token lives; static.
       codec: how records are encoded; static.
     """
@@ -55,9 +56,8 @@ class SlotCache:
     ) -> SlotCache:
         """An empty cache; `scales` replace the codec's own constants."""
         leaves = empty_leaves(codec, batch, layout.slots, kv_heads, key_dim, value_dim)
-        constants = {**codec.scales(kv_heads), **(scales or {})}
         n, overflow = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch,), bool)
-        return cls(leaves, constants, n, overflow, layout, codec)
+        return cls(leaves, constants(codec, kv_heads, scales), n, overflow, layout, codec)
 
     @property
     def capacity(self) -> int:
@@ -109,6 +109,10 @@ class SlotCache:
     def blocks(self) -> Array:
         """Blocks that hold a live token of any row, traced."""
         return (jnp.max(self.layout.used(self.n)) + self._width - 1) // self._width
+
+    def first_block(self, oldest: Array) -> Array:
+        """The first block that may hold a token at position `oldest`, (), or a later one."""
+        return self.layout.since(oldest) // self._width
 
     def first_slot(self, i: Array) -> Array:
         """The slot that block i begins with."""
@@ -162,5 +166,5 @@ class SlotCache:
         return replace(self, n=n, overflow=self.overflow | stuck)
 
     def check(self) -> None:
-        """Raise CapacityError if a write inside jit was dropped."""
+        """Raise CapacityError if a write or a rollback inside jit was dropped."""
         check_overflow(self.overflow, self.capacity, self.n)

@@ -6,6 +6,8 @@ from kvjax.nn.mlp import MlpConfig
 from kvjax.nn.moe import ClampedSwiglu, MoeConfig
 from kvjax.nn.norm import NormConfig
 from kvjax.nn.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from kvjax.nn.shared import Shared
+from kvjax.nn.sharing import cla, last_layers, share, yoco
 
 __all__ = [
     "Attention",
@@ -19,5 +21,10 @@ __all__ = [
     "MoeConfig",
     "NormConfig",
     "Rope",
+    "Shared",
     "YarnScaling",
+    "cla",
+    "last_layers",
+    "share",
+    "yoco",
 ]

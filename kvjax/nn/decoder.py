@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
@@ -12,11 +12,21 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from kvjax.cache import Cache, CodecChoice, LayerCache, LayoutChoice, init_layer_cache
+from kvjax.cache import (
+    Cache,
+    CodecChoice,
+    LayerCache,
+    LayoutChoice,
+    PerLayer,
+    Scales,
+    init_layer_cache,
+)
 from kvjax.nn.attention import Attention, AttentionConfig
 from kvjax.nn.mlp import MlpConfig
 from kvjax.nn.moe import MoeConfig
 from kvjax.nn.norm import NormConfig
+from kvjax.nn.shared import Shared
+from kvjax.nn.sharing import check_sharing, producers_of, span_of_readers
 
 type Positions = Literal["all", "last"]
 
@@ -27,7 +37,7 @@ class DecoderConfig:
 
     Attributes:
       vocab_size, d_model: V and D.
-      attention: one entry per layer.
+      attention: one entry per layer; some may share the keys and values of others (`nn.sharing`).
       mlp, norm: settings shared by all layers; the feed-forward layer may be a mixture of experts.
       pre_norm, post_norm: norm of each sub-layer's input (Llama), of its output (OLMo-2), or both.
       parallel_residual: attention and MLP both read the layer's input (GPT-NeoX).
@@ -62,6 +72,17 @@ class DecoderConfig:
                 "shared_norm: got True; accepted: False, or True with pre_norm and "
                 "parallel_residual"
             )
+        check_sharing(self.attention)
+
+    @property
+    def producers(self) -> tuple[int, ...]:
+        """Of each layer, the index of the one that makes its keys and values; mostly its own."""
+        return producers_of(self.attention)
+
+    @property
+    def cached(self) -> tuple[int, ...]:
+        """Indices of the layers that make keys and values; a cache has an entry for each."""
+        return tuple(sorted(set(self.producers)))
 
 
 class Layer(nnx.Module):
@@ -82,8 +103,8 @@ class Layer(nnx.Module):
             self.mlp_post_norm = config.norm.build(config.d_model, dtype, rngs)
 
     def __call__(
-        self, x: Array, positions: Array, cache: LayerCache | None
-    ) -> tuple[Array, LayerCache | None]:
+        self, x: Array, positions: Array, cache: LayerCache | Shared | None
+    ) -> tuple[Array, LayerCache | Shared | None]:
         pre, post = self.config.pre_norm, self.config.post_norm
         normed = self.attention_norm(x) if pre else x
         attended, cache = self.attention(normed, positions, cache)
@@ -204,11 +225,19 @@ class Decoder(nnx.Module):
         run: Callable[..., tuple[Array, Any]] = (
             jax.checkpoint(Layer.__call__) if remat else Layer.__call__
         )
-        layer_caches: list[LayerCache] = []
-        for i, layer in enumerate(self.layers):
-            x, layer_cache = run(layer, x, positions, None if cache is None else cache.layers[i])
-            layer_caches.append(layer_cache)
-        return self.norm(x), None if cache is None else Cache(tuple(layer_caches))
+        producers, cached = self.config.producers, self.config.cached
+        last_reader = {producer: i for i, producer in enumerate(producers)}
+        held: dict[int, Any] = dict.fromkeys(cached)
+        if cache is not None:
+            held = dict(zip(cached, cache.layers, strict=True))
+        for i, (layer, producer) in enumerate(zip(self.layers, producers, strict=True)):
+            is_shared = last_reader[producer] > producer
+            if is_shared and i == producer:
+                held[i] = Shared(held[i])
+            x, held[producer] = run(layer, x, positions, held[producer])
+            if is_shared and i == last_reader[producer]:
+                x, held[producer] = held[producer].close(x)
+        return self.norm(x), None if cache is None else Cache(tuple(held[i] for i in cached))
 
     def unembed(self, hidden: Array) -> Array:
         """Hidden states (..., D) -> logits (..., V) in float32."""
@@ -227,32 +256,66 @@ class Decoder(nnx.Module):
             raise ValueError(f"{length} tokens exceed the model's {limit} learned positions")
 
     def init_cache(
-        self, batch: int, capacity: int, layout: LayoutChoice = "auto", codec: CodecChoice = "bf16"
+        self,
+        batch: int,
+        capacity: int,
+        layout: PerLayer[LayoutChoice] = "auto",
+        codec: PerLayer[CodecChoice] = "bf16",
+        *,
+        scales: Scales | None = None,
     ) -> Cache:
         """An empty cache for `batch` rows of up to `capacity` tokens.
 
+        Layers that share keys and values have one layer cache, with the slots that the one of them
+        that sees the most needs.
+
         Args:
           batch, capacity: B, and tokens a row.
-          layout, codec: as in `kvjax.cache.init_layer_cache`, for every layer.
+          layout, codec: as in `kvjax.cache.init_layer_cache`, for every layer; or a sequence with
+            one for each layer that makes keys and values (`DecoderConfig.cached`).
+          scales: calibrated ones, for the layers whose codec is the one that they are for; layers
+            in codecs without constant scales have no use for them.
 
         Raises:
-          ValueError: for an unknown layout or codec, or a capacity past the learned positions.
+          ValueError: for an unknown layout or codec, a sequence of another length, a capacity
+            past the learned positions, or scales of another codec or model.
         """
         limit = self.config.max_positions
         if limit is not None and capacity > limit:
             raise ValueError(f"capacity={capacity} exceeds the model's {limit} learned positions")
+        layouts = self._for_each("layout", layout)
+        codecs = self._for_each("codec", codec)
         return Cache(
             tuple(
                 init_layer_cache(
                     batch,
                     capacity,
-                    kv_heads=attention.kv_heads,
-                    key_dim=attention.key_dim,
-                    value_dim=attention.value_dim,
-                    window=attention.window,
-                    layout=layout,
-                    codec=codec,
+                    kv_heads=self.config.attention[i].kv_heads,
+                    key_dim=self.config.attention[i].key_dim,
+                    value_dim=self.config.attention[i].value_dim,
+                    window=span_of_readers(self.config.attention, i),
+                    layout=own_layout,
+                    codec=own_codec,
+                    scales=None
+                    if scales is None
+                    else scales.of_layer(i, own_codec, self.config.attention[i].kv_heads),
                 )
-                for attention in self.config.attention
+                for i, own_layout, own_codec in zip(
+                    self.config.cached, layouts, codecs, strict=True
+                )
             )
         )
+
+    def _for_each(self, name: str, choice: PerLayer[Any]) -> tuple[Any, ...]:
+        """One choice for each entry of the cache."""
+        cached = self.config.cached
+        if isinstance(choice, str) or not isinstance(choice, Sequence):
+            return (choice,) * len(cached)
+        if len(choice) != len(cached):
+            several = len(cached) < len(self.config.attention)
+            which = f" that make keys and values ({', '.join(map(str, cached))})" if several else ""
+            raise ValueError(
+                f"{name}: got {len(choice)} entries; accepted: one for all layers, or a sequence "
+                f"of {len(cached)}, for the layers{which}"
+            )
+        return tuple(choice)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from kvjax.cache import Block, LayerCache
-from kvjax.ops.checks import check_heads, check_sinks, describe, score_rule
+from kvjax.ops.checks import check_heads, check_q_sinks, check_sinks, describe, score_rule
 from kvjax.ops.decode import decode_attention
 from kvjax.ops.online import Partial, start, update
 from kvjax.ops.xla import over_tiles, see
@@ -26,14 +26,16 @@ def attend(
     sink_logits: Array | None = None,
     soft_cap: float | None = None,
     scale: float | None = None,
+    q_sinks: Array | None = None,
     new: Sequence[Block] = (),
 ) -> tuple[Array, Array]:
     """Attention of T tokens a row over a cache, and over records beside it.
 
     A query at position p sees a slot at position s if 0 <= s <= p and, in a window, s > p - window,
     or, in chunks, s // chunk == p // chunk; nothing else decides. A layout that keeps less narrows
-    the window, and may let first tokens be seen beside it (`cache.sight`). Cost follows the cache's
-    live blocks. To be called inside jit: outside, its loops are compiled anew at each call.
+    the window, and may let first tokens be seen beside it (`cache.sight`). Cost follows the live
+    blocks of the cache; in a window or chunk, those that the oldest query may see. To be called
+    inside jit: outside, its loops are compiled anew at each call.
 
     Args:
       q: (B, T, N, H); query head n reads KV head n // (N // K).
@@ -42,7 +44,11 @@ def attend(
       q_positions: (B, T) integers, absolute; -1 for padding, whose output is finite.
       window, sink_logits, soft_cap, scale: as in `decode_attention`.
       chunk: tokens of a chunk beyond which nothing is seen (Llama 4); None for none.
+      q_sinks: (B, T, N, H), the queries as the layout's first tokens (`cache.sight.sink_tokens`)
+        are to be seen from, where positions within the cache count: rotated to `sight.place`. None
+        for q itself.
       new: blocks that are not in the cache, such as the chunk's own exact records; of any width.
+        With `q_sinks`, a first token lies among as many first slots of its block.
 
     Returns:
       out (B, T, N, HV) in q's dtype and lse (B, T, N) float32, natural log; a query that sees
@@ -60,11 +66,14 @@ def attend(
     # What the layout keeps is all that the window lets be seen.
     kept = sight.window is not None and (window is None or sight.window <= window)
     alone = q.shape[1] == 1 and not new and chunk is None and (kept or sight.window is None)
-    operands: dict[str, Any] | None = cache.operands() if alone else None
+    sinks = 0 if q_sinks is None else sight.sink_tokens
+    operands: dict[str, Any] | None = cache.operands() if alone and not sinks else None
     # `decode_attention` counts a window in slots, which must then be positions.
     if operands is not None and (kept or window is None or not sight.gaps):
         # Padding, at position -1, sees nothing.
-        operands["lengths"] = jnp.minimum(operands["lengths"], q_positions[:, 0] + 1)
+        lengths = operands["lengths"]
+        seen = (q_positions + 1).reshape(-1, *(1,) * (lengths.ndim - 1))
+        operands["lengths"] = jnp.minimum(lengths, seen)
         out, lse = decode_attention(
             q[:, 0],
             **operands,
@@ -79,6 +88,7 @@ def attend(
     for block in (first, *new):
         check_heads(q, block.k, block.v, axes=4)
     check_sinks(sink_logits, q.shape[2])
+    check_q_sinks(q_sinks, q)
     rule = score_rule(
         q.shape[-1],
         scale=scale,
@@ -90,12 +100,37 @@ def attend(
 
     def tile(q: Array, positions: Array) -> Partial:
         def body(i: Array, seen: Partial) -> Partial:
-            return update(seen, q, positions, cache.block(i), rule)
+            return update(seen, q, positions, _without(cache.block(i), sinks), rule)
 
         seen = start(q, first.v.shape[-1], sink_logits)
-        seen = jax.lax.fori_loop(0, cache.blocks(), body, seen)
+        begin = cache.first_block(rule.oldest(positions))
+        seen = jax.lax.fori_loop(begin, cache.blocks(), body, seen)
         for block in new:
-            seen = see(seen, q, positions, block, rule)
+            seen = see(seen, q, positions, _without(block, sinks), rule)
         return seen
 
-    return over_tiles(tile, q, q_positions, first.k.shape[1])
+    def tile_of_both(both: Array, positions: Array) -> Partial:
+        q, q_sinks = jnp.split(both, 2, axis=-1)
+        seen = tile(q, positions)
+        for i in range(-(-sinks // first.k.shape[2])):
+            seen = update(seen, q_sinks, positions, _first(cache.block(jnp.int32(i)), sinks), rule)
+        for block in new:
+            seen = see(seen, q_sinks, positions, _first(block, sinks), rule)
+        return seen
+
+    kv_heads = first.k.shape[1]
+    if q_sinks is None or not sinks:
+        return over_tiles(tile, q, q_positions, kv_heads)
+    both = jnp.concatenate([q, q_sinks], axis=-1)
+    return over_tiles(tile_of_both, both, q_positions, kv_heads)
+
+
+def _without(block: Block, sinks: int) -> Block:
+    """A block of which a row's first `sinks` tokens are dead."""
+    return block._replace(pos=jnp.where(block.pos >= sinks, block.pos, -1)) if sinks else block
+
+
+def _first(block: Block, sinks: int) -> Block:
+    """A row's first `sinks` tokens, of a block that has them in as many first slots."""
+    k, v, pos = (x[:, :, :sinks] for x in block)
+    return Block(k, v, jnp.where(pos < sinks, pos, -1))

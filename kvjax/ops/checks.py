@@ -29,10 +29,12 @@ def check_heads(q: Array, k: Array, v: Array, axes: int) -> None:
         )
 
 
-def check_lengths(lengths: Array, batch: int, most: int) -> None:
-    """(B,) integers from 0 to `most`; inside jit their values cannot be seen."""
-    if lengths.shape != (batch,) or not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise ValueError(f"lengths is {describe(lengths)}; accepted are integers ({batch},)")
+def check_lengths(lengths: Array, batch: int, most: int, heads: int | None = None) -> None:
+    """(B,) integers from 0 to `most`, or (B, heads); inside jit their values cannot be seen."""
+    shapes = [(batch,)] if heads is None else [(batch,), (batch, heads)]
+    if lengths.shape not in shapes or not jnp.issubdtype(lengths.dtype, jnp.integer):
+        accepted = " or ".join(map(str, shapes))
+        raise ValueError(f"lengths is {describe(lengths)}; accepted are integers {accepted}")
     if isinstance(lengths, Tracer):
         return
     # numpy, for inside jit even the operations of jnp on known values are traced.
@@ -46,6 +48,13 @@ def check_sinks(sink_logits: Array | None, query_heads: int) -> None:
         raise ValueError(
             f"sink_logits is {describe(sink_logits)}; accepted are ({query_heads},), one for each "
             f"query head, or None"
+        )
+
+
+def check_q_sinks(q_sinks: Array | None, q: Array) -> None:
+    if q_sinks is not None and (q_sinks.shape, q_sinks.dtype) != (q.shape, q.dtype):
+        raise ValueError(
+            f"q_sinks is {describe(q_sinks)}; accepted beside q is the same, {describe(q)}, or None"
         )
 
 

@@ -24,6 +24,7 @@ def obstacle(
     k: Array,
     v: Array,
     *,
+    chunk: int | None,
     soft_cap: float | None,
     sink_logits: Array | None,
     return_lse: bool,
@@ -40,6 +41,8 @@ def obstacle(
             f"it needs one head dim for k and v, a multiple of 8 up to {widest}, not {dim} and "
             f"{v.shape[-1]}"
         )
+    if chunk is not None:
+        return "it has windows but no chunks"
     if soft_cap is not None or sink_logits is not None:
         return "it has neither a soft cap nor learned sinks"
     if return_lse:

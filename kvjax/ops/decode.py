@@ -64,13 +64,16 @@ def decode_attention(
 
     The query is the token in slot lengths - 1. Reads as many blocks as the longest row has (in a
     window: as the window has), whatever the capacity S; slots past a row's length may hold
-    anything.
+    anything. Where KV heads hold different numbers of tokens, as after an eviction head by head,
+    each is as long as `lengths` says, and the longest decides on the blocks.
 
     Args:
       q: (B, N, H); query head n reads KV head n // (N // K).
       k, v: (B, K, S, H) and (B, K, S, HV), the cache as it lies; any float dtypes.
-      lengths: (B,) integers, live slots of each row, the newest token included; 0 to S.
-      window: slots the query sees, its own included; None for all.
+      lengths: (B,) integers, live slots of each row, the newest token included; 0 to S. Or (B, K),
+        of each of its KV heads.
+      window: slots the query sees, its own included; None for all. Refused beside lengths (B, K),
+        since slots then count no positions.
       sink_logits: (N,) learned scores that enter the softmax with value 0, and the LSE (gpt-oss,
         arXiv:2508.10925); None for none.
       soft_cap: a score s becomes soft_cap * tanh(s / soft_cap) (Gemma 2, arXiv:2408.00118).
@@ -80,16 +83,23 @@ def decode_attention(
 
     Returns:
       out (B, N, HV) in q's dtype; with return_lse also lse (B, N) float32, the natural log of the
-      sum of exponentials. A row of length 0 has out 0 and lse -inf (or its sinks).
+      sum of exponentials. A row or head of length 0 has out 0 and lse -inf (or its sinks).
 
     Raises:
       ValueError: for arguments that do not fit; it says what was given and what is accepted.
     """
     check_heads(q, k, v, axes=3)
-    check_lengths(lengths, batch=q.shape[0], most=k.shape[2])
+    check_lengths(lengths, batch=q.shape[0], most=k.shape[2], heads=k.shape[1])
+    if lengths.ndim > 1 and window is not None:
+        raise ValueError(
+            f"window={window}; accepted beside lengths (B, K) is None: heads that hold tokens of "
+            f"their own have them in slots that count no positions"
+        )
     check_sinks(sink_logits, q.shape[1])
     rule = score_rule(q.shape[-1], scale=scale, soft_cap=soft_cap, window=window)
     run = choose(implementation, IMPLEMENTATIONS)
-    out, lse = run(q, k, v, jnp.asarray(lengths), sink_logits, rule)
+    # (B, 1) or (B, K), as the implementations take them.
+    heads = jnp.asarray(lengths).reshape(q.shape[0], -1)
+    out, lse = run(q, k, v, heads, sink_logits, rule)
     out = out.astype(q.dtype)
     return (out, lse) if return_lse else out

@@ -56,6 +56,18 @@ class ScoreRule:
             seen &= key // self.chunk == query // self.chunk
         return seen
 
+    def oldest(self, q_positions: Array) -> Array:
+        """The position, (), before which none of the queries at positions (B, T) sees a key."""
+        oldest = jnp.zeros_like(q_positions)
+        if self.sink_tokens:
+            return oldest.min()
+        if self.window is not None:
+            oldest = jnp.maximum(q_positions - self.window + 1, 0)
+        if self.chunk is not None:
+            oldest = jnp.maximum(oldest, q_positions // self.chunk * self.chunk)
+        # Padding sees none at all.
+        return jnp.where(q_positions >= 0, oldest, jnp.iinfo(oldest.dtype).max).min()
+
 
 class Partial(NamedTuple):
     """Attention over the keys seen so far, not yet divided by the sum of weights.

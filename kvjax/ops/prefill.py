@@ -27,6 +27,7 @@ def prefill_attention(
     *,
     lengths: Array | None = ...,
     window: int | None = ...,
+    chunk: int | None = ...,
     sink_logits: Array | None = ...,
     soft_cap: float | None = ...,
     scale: float | None = ...,
@@ -43,6 +44,7 @@ def prefill_attention(
     *,
     lengths: Array | None = ...,
     window: int | None = ...,
+    chunk: int | None = ...,
     sink_logits: Array | None = ...,
     soft_cap: float | None = ...,
     scale: float | None = ...,
@@ -58,6 +60,7 @@ def prefill_attention(
     *,
     lengths: Array | None = None,
     window: int | None = None,
+    chunk: int | None = None,
     sink_logits: Array | None = None,
     soft_cap: float | None = None,
     scale: float | None = None,
@@ -66,18 +69,19 @@ def prefill_attention(
 ) -> Array | tuple[Array, Array]:
     """Causal attention of a chunk's T tokens over the chunk itself; reverse-differentiable.
 
-    Query i sees the keys j with j <= i, j < lengths[b] and, in a window, j > i - window. Tiles in
-    which no query sees a key are skipped, and the backward pass computes the scores again, tile by
-    tile (arXiv:2205.14135).
+    Query i sees the keys j with j <= i, j < lengths[b] and, in a window, j > i - window, or, in
+    chunks, j // chunk == i // chunk. Tiles in which no query sees a key are skipped, and the
+    backward pass computes the scores again, tile by tile (arXiv:2205.14135).
 
     Args:
       q: (B, T, N, H); query head n reads KV head n // (N // K).
       k, v: (B, K, T, H) and (B, K, T, HV).
       lengths: (B,) integers, real tokens of each right-padded row, 0 to T; None for T.
       window: keys each query sees, its own included; None for all.
+      chunk: tokens of a chunk beyond which nothing is seen (Llama 4); None for none.
       sink_logits, soft_cap, scale, return_lse: as in `decode_attention`.
-      implementation: None for the best here, "cudnn" (a CUDA GPU; bf16 or f16; no sinks, soft cap
-        or LSE), "xla" (blockwise), or "reference".
+      implementation: None for the best here, "cudnn" (a CUDA GPU; bf16 or f16; no chunks, sinks,
+        soft cap or LSE), "xla" (blockwise), or "reference".
 
     Returns:
       out (B, T, N, HV) in q's dtype; with return_lse also lse (B, T, N) float32, natural log. A
@@ -93,12 +97,13 @@ def prefill_attention(
     lengths = jnp.full((batch,), tokens, jnp.int32) if lengths is None else jnp.asarray(lengths)
     check_lengths(lengths, batch, most=tokens)
     check_sinks(sink_logits, heads)
-    rule = score_rule(dim, scale=scale, soft_cap=soft_cap, window=window)
+    rule = score_rule(dim, scale=scale, soft_cap=soft_cap, window=window, chunk=chunk)
     obstacle = cudnn.obstacle(
         cudnn.capability(),
         q,
         k,
         v,
+        chunk=chunk,
         soft_cap=soft_cap,
         sink_logits=sink_logits,
         return_lse=return_lse,

@@ -22,9 +22,9 @@ def attention(
     Args:
       q: (B, T, N, H).
       k, v: (B, K, S, H) and (B, K, S, HV); query head n reads KV head n // (N // K).
-      visible: bool (B, T, S).
+      visible: bool (B, T, K or 1, S).
       sink_logits: (N,) scores of one more key a head, with value 0, that every query sees; or None.
-      rule: scale and soft cap; its window must be in `visible` already.
+      rule: scale and soft cap; its window and chunk must be in `visible` already.
 
     Returns:
       out (B, T, N, HV) and lse (B, T, N), the natural log of the sum of exponentials; a query that
@@ -37,14 +37,14 @@ def attention(
     scores = rule.scale * _contract("btkgh,bksh->btkgs", q, k)
     if rule.soft_cap is not None:
         scores = rule.soft_cap * jnp.tanh(scores / rule.soft_cap)
-    scores = jnp.where(visible[:, :, None, None], scores, -jnp.inf)
+    scores = jnp.where(visible[:, :, :, None], scores, -jnp.inf)
     if sink_logits is not None:
         sinks = jnp.broadcast_to(sink_logits.astype(dtype).reshape(grouped[2:]), grouped)
         scores = jnp.concatenate([scores, sinks[..., None]], -1)
     # With `where`, a query that sees nothing gets weights 0 rather than NaN.
     weights = jax.nn.softmax(scores, axis=-1, where=scores > -jnp.inf)[..., : k.shape[2]]
     # A weight of 0 does not silence a slot that holds NaN.
-    v = jnp.where(visible.any(1)[:, None, :, None], v, 0)
+    v = jnp.where(visible.any(1)[..., None], v, 0)
     out = _contract("btkgs,bksh->btkgh", weights, v)
     lse = jax.nn.logsumexp(scores, axis=-1)
     return out.reshape(batch, tokens, heads, -1), lse.reshape(batch, tokens, heads)
@@ -54,11 +54,11 @@ def attention(
 def decode(
     q: Array, k: Array, v: Array, lengths: Array, sink_logits: Array | None, rule: ScoreRule
 ) -> tuple[Array, Array]:
-    """One query a row, q (B, N, H), the newest of the row's `lengths` (B,) tokens."""
+    """One query a row, q (B, N, H), the newest of the row's or head's `lengths` (B, K or 1)."""
     slots = jnp.arange(k.shape[2])
-    visible = slots < lengths[:, None]
+    visible = slots < lengths[..., None]
     if rule.window is not None:
-        visible &= slots >= lengths[:, None] - rule.window
+        visible &= slots >= lengths[..., None] - rule.window
     out, lse = attention(q[:, None], k, v, visible[:, None], sink_logits, rule)
     return out[:, 0], lse[:, 0]
 
@@ -67,12 +67,14 @@ def decode(
 def prefill(
     q: Array, k: Array, v: Array, lengths: Array, sink_logits: Array | None, rule: ScoreRule
 ) -> tuple[Array, Array]:
-    """Query i of a chunk sees its keys j <= i with j < lengths[b] and j > i - window."""
+    """Query i sees the keys j <= i with j < lengths[b], within its window and its chunk."""
     i, j = jnp.arange(q.shape[1])[:, None], jnp.arange(k.shape[2])
     visible = (j <= i) & (j < lengths[:, None, None])
     if rule.window is not None:
         visible &= j > i - rule.window
-    return attention(q, k, v, visible, sink_logits, rule)
+    if rule.chunk is not None:
+        visible &= j // rule.chunk == i // rule.chunk
+    return attention(q, k, v, visible[:, :, None], sink_logits, rule)
 
 
 def _contract(subscripts: str, a: Array, b: Array) -> Array:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from kvjax.cache import Block
+from kvjax.cache.common import block_width
 from kvjax.ops.online import (
     Partial,
     ScoreRule,
@@ -24,8 +25,7 @@ from kvjax.ops.online import (
     update,
 )
 
-# Slots that decode reads at a time. On CPUs 256 to 512 were fastest for a cache of 134 MB and more;
-# wider blocks leave the core's cache, narrower ones pay more for starting each operation.
+# The most slots that decode reads at a time; see `block_width`.
 DECODE_BLOCK = 512
 # Tile of scores in prefill, queries x keys.
 QUERY_TILE, KEY_TILE = 128, 256
@@ -35,24 +35,25 @@ QUERY_TILE, KEY_TILE = 128, 256
 def decode(
     q: Array, k: Array, v: Array, lengths: Array, sink_logits: Array | None, rule: ScoreRule
 ) -> tuple[Array, Array]:
-    """As `reference.decode`, with out in q's dtype."""
+    """As `reference.decode`, lengths (B, K or 1), with out in q's dtype."""
     capacity = k.shape[2]
-    width = min(DECODE_BLOCK, capacity)
+    width = block_width(DECODE_BLOCK, k.shape)
     q = group_queries(q[:, None], k.shape[1])
+    longest = lengths.max(1)  # (B,), of each row's heads
     # Without a window all rows begin at slot 0, and one slice serves the batch. With one, each row
     # begins at its own, so that ragged rows cost no more than one.
-    begin = jnp.int32(0) if rule.window is None else jnp.maximum(lengths - rule.window, 0)
+    begin = jnp.int32(0) if rule.window is None else jnp.maximum(longest - rule.window, 0)
 
     def body(i: Array, seen: Partial) -> Partial:
         first = begin + i * width
         slot = jnp.minimum(first, capacity - width)  # the last block starts early, to be whole
-        slots = slot[..., None] + jnp.arange(width, dtype=slot.dtype)
-        fresh = (slots >= first[..., None]) & (slots < lengths[:, None])
-        positions = jnp.where(fresh, slots, -1)[:, None, :]
+        slots = slot[..., None, None] + jnp.arange(width, dtype=slot.dtype)
+        fresh = (slots >= first[..., None, None]) & (slots < lengths[..., None])
+        positions = jnp.where(fresh, slots, -1)  # (B, K or 1, C)
         block = Block(_slots(k, slot, width), _slots(v, slot, width), positions)
-        return update(seen, q, lengths[:, None] - 1, block, rule)
+        return update(seen, q, longest[:, None] - 1, block, rule)
 
-    trips = (jnp.max(lengths - begin) + width - 1) // width
+    trips = (jnp.max(longest - begin) + width - 1) // width
     seen = jax.lax.fori_loop(0, trips, body, start(q, v.shape[-1], sink_logits))
     out, lse = (ungroup(x)[:, 0] for x in finish(seen))
     return out.astype(q.dtype), lse

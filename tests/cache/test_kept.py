@@ -205,16 +205,14 @@ def test_beams():
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("heads", [1, HEADS])
 def test_memory_is_that_of_the_kept_slots(codec, heads):
-    """Records as sizing counts them; beside them a position a slot, live counts and lengths."""
+    """Records, positions, counts, lengths and constants as sizing says."""
     kept = filled(codec=codec).keep(INDICES[:, :heads], room=3)
     layer = sizing.LayerSpec(HEADS, HEADS, DIM, VALUE_DIM)
-    said = sizing.ModelSpec("one layer", DIM, (layer,)).cache_bytes(7, BATCH, codec)
-    records = sum(leaf.nbytes for leaf in kept.leaves.values())
-    assert records == said.allocated
-    constants = sum(leaf.nbytes for leaf in kept.scales.values())
-    tables = BATCH * (heads * 7 * 4 + heads * 4 + 4 + 4 + 1)
-    live = sum(leaf.nbytes for leaf in jax.tree.leaves(kept))
-    assert live == kept.nbytes == records + constants + tables
+    said = sizing.ModelSpec("one layer", DIM, (layer,)).cache_bytes(
+        SLOTS, BATCH, codec, kept=sizing.Kept(4, room=3, per_head=heads > 1)
+    )
+    assert sum(leaf.nbytes for leaf in kept.leaves.values()) == said.allocated
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(kept)) == kept.nbytes == said.total
     assert kept.nbytes < filled(codec=codec).nbytes
 
 
@@ -230,13 +228,26 @@ def test_one_set_is_attended_as_each_heads_own(window, tokens):
     cache = filled()
     shared = cache.keep(INDICES[:, :1], room=1)
     apart = cache.keep(np.repeat(INDICES[:, :1], HEADS, axis=1), room=1)
-    assert shared.operands() is not None
-    assert apart.operands() is None
+    assert shared.operands()["lengths"].shape == (BATCH,)
+    assert apart.operands()["lengths"].shape == (BATCH, HEADS)
     q, positions = queries(tokens), jnp.asarray(LENGTHS[:, None] - tokens + np.arange(tokens))
     run = jax.jit(attend, static_argnames="window")
     gots, wants = (run(q, cache, positions, window=window) for cache in (shared, apart))
     for got, want in zip(gots, wants, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_heads_of_different_lengths_in_place_and_by_blocks(monkeypatch):
+    """One query a row: through decode_attention, and where that is not to be had."""
+    kept = filled().keep(INDICES, room=3)
+    assert len(set(np.ravel(kept.live).tolist())) > 1
+    q, positions = queries(1), jnp.asarray(LENGTHS[:, None] - [[1], [8]])  # one row is padding
+    in_place = jax.jit(attend)(q, kept, positions)
+    monkeypatch.setattr(KeptCache, "operands", lambda cache: None)
+    by_blocks = jax.jit(lambda *args: attend(*args))(q, kept, positions)
+    for got, want in zip(in_place, by_blocks, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    assert np.isneginf(in_place[1][1]).all()
 
 
 def test_what_is_dead_takes_no_part():

@@ -93,10 +93,39 @@ def test_auto_is_a_ring_only_where_it_would_turn():
     assert make(layout=SinkRing(1, 4)).layout == SinkRing(1, 4)
 
 
+@pytest.mark.parametrize("reindexed", [False, True])
+@pytest.mark.parametrize(
+    ("sinks", "window", "of_layer", "expected"),
+    [
+        (4, 11, None, (4, 11)),
+        (4, 12, None, None),
+        (4, 99, None, None),
+        (4, 12, 16, None),
+        # The layer's window would hide the first tokens, were it dense.
+        (4, 12, 15, (4, 12)),
+        (4, 99, 5, (4, 5)),
+    ],
+)
+def test_sinks_beside_a_ring_that_never_turns_are_dense(
+    sinks, window, of_layer, expected, reindexed
+):
+    layout = make(layout=SinkRing(sinks, window, reindexed), window=of_layer).layout
+    assert layout == (SinkRing(*expected, reindexed) if expected else Dense(16))
+
+
+def test_places_of_queries():
+    """Of positions -1 (padding) to 8, beside 2 first tokens and a window of 4."""
+    positions = jnp.arange(-1, 9)
+    sight = SinkRing(2, 4, reindexed=True).sight
+    assert sight.place(positions).tolist() == [-1, 0, 1, 2, 3, 4, 5, 5, 5, 5]
+    for other in (SinkRing(2, 4), Ring(4), Dense(9)):
+        assert other.sight.place(positions).tolist() == positions.tolist()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"layout": "ring"}, "layout='ring': the layer has no window; accepted: auto, dense"),
+        ({"layout": "ring"}, "layout='ring': the layer has no window, .*; accepted: auto, dense"),
         ({"layout": "tree"}, r"layout='tree': accepted are auto, dense, ring, Paged\(...\)"),
     ],
 )

@@ -111,3 +111,16 @@ def test_rows_may_share_pages():
     assert both.rollback(jnp.array([3, 0])).n.tolist() == [5, 8]
     with pytest.raises(ValueError, match="rollback of 9 tokens"):
         both.rollback(9)
+
+
+@pytest.mark.parametrize("tokens", [4, -1])
+def test_a_row_that_holds_too_few_is_not_rolled_back(tokens):
+    full = empty(2, 8, Paged(4)).append(record(2, 8), jnp.array([8, 3]))
+    asked = jnp.array([3, tokens])
+    with pytest.raises(ValueError, match=r"rollback of .* tokens; rows hold \[8, 3\]"):
+        full.rollback(asked)
+    after = jax.jit(PagedCache.rollback)(full, asked)
+    assert after.n.tolist() == [5, 3]
+    assert after.overflow.tolist() == [False, True]
+    with pytest.raises(CapacityError, match=r"rows \[1\]"):
+        after.check()

@@ -26,6 +26,7 @@ SETTINGS = {
     "scale": {"scale": 2.0},
     "window": {"window": 3},
     "window of itself": {"window": 1},
+    "chunk": {"chunk": 3},
     "sinks": {"sinks": True},
     "sinks beside a window and a cap": {"sinks": True, "window": 2, "soft_cap": 0.7},
 }
@@ -51,6 +52,7 @@ def expected_output(module: Attention, q: np.ndarray, k: np.ndarray, v: np.ndarr
     out = np.zeros((len(q), c.query_heads, c.value_dim))
     for t in range(len(q)):
         first = 0 if c.window is None else max(0, t - c.window + 1)
+        first = first if c.chunk is None else t - t % c.chunk
         for head in range(c.query_heads):
             kv_head = head // (c.query_heads // c.kv_heads)
             scores = k[first : t + 1, kv_head] @ q[t, head]
@@ -144,3 +146,10 @@ def test_gradients_reach_every_parameter():
 def test_kv_heads_must_divide_query_heads(kv_heads):
     with pytest.raises(ValueError, match=f"kv_heads={kv_heads} must divide query_heads=6"):
         replace(BASE, kv_heads=kv_heads)
+
+
+def test_a_chunk_beside_a_window_is_refused():
+    with pytest.raises(
+        ValueError, match="chunk: got 4 beside a window of 3; accepted: one of them"
+    ):
+        replace(BASE, window=3, chunk=4)

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from kvjax import sizing
+from kvjax.cache import Paged
 from kvjax.nn import AttentionConfig, Decoder, DecoderConfig, MlpConfig, MoeConfig, NormConfig, Rope
 
 ATTENTION = AttentionConfig(
@@ -160,7 +162,7 @@ def test_a_mixture_of_experts_takes_the_place_of_the_mlp():
     [
         ({}, (0, 8), "batch=0: at least 1"),
         ({}, (2, 0), "capacity=0: at least 1"),
-        ({}, (2, 8, "ring"), "layout='ring': the layer has no window; accepted: auto, dense"),
+        ({}, (2, 8, "ring"), "layout='ring': the layer has no window, .*; accepted: auto, dense"),
         ({}, (2, 8, "auto", "int3"), "codec: got 'int3'; accepted: f32"),
         ({}, (2, 8, "auto", "nvfp4"), "codec='nvfp4': caches can hold f32, bf16, f16"),
         ({"max_positions": 7}, (2, 8), "capacity=8 exceeds the model's 7 learned positions"),
@@ -176,6 +178,51 @@ def test_each_layer_has_the_slots_that_its_window_needs():
     windowed = build(attention=(ATTENTION, replace(ATTENTION, window=3)))
     assert [layer.capacity for layer in windowed.init_cache(2, 8).layers] == [8, 3]
     assert [layer.capacity for layer in windowed.init_cache(2, 8, "dense").layers] == [8, 8]
+
+
+def test_a_layer_in_chunks_has_as_many_slots_as_sizing_says():
+    """A ring of the chunk, or all of a shorter capacity; Llama 4's layers in small."""
+    config = {"model_type": "llama4_text", "hidden_size": 16, "num_hidden_layers": 4}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
+    spec = sizing.load(config | {"vocab_size": 11, "attention_chunk_size": 6})
+    model = build(attention=tuple(replace(ATTENTION, chunk=x.chunk) for x in spec.layers))
+    for capacity, slots in ((5, [5, 5, 5, 5]), (8, [6, 6, 6, 8])):
+        cache = model.init_cache(2, capacity)
+        assert [layer.capacity for layer in cache.layers] == slots
+        assert cache.nbytes == spec.cache_bytes(capacity, 2).total
+
+
+def test_layers_may_have_caches_of_their_own():
+    """First and last in bf16, pages between: the bytes of each are those of its choice."""
+    model = build(attention=(ATTENTION,) * 4)
+    codecs, layouts = ("bf16", "int8", "int8", "bf16"), ["dense", Paged(4), "auto", "dense"]
+    cache = model.init_cache(2, 8, layouts, codecs)
+    spec = sizing.LayerSpec(4, 2, 4, 4)
+    for layer, codec, layout in zip(cache.layers, codecs, layouts, strict=True):
+        page_size = layout.page_size if isinstance(layout, Paged) else None
+        said = sizing.ModelSpec("one", 16, (spec,)).cache_bytes(8, 2, codec, page_size=page_size)
+        assert layer.nbytes == said.total
+    logits, after = jax.eval_shape(lambda model, *step: model(*step), model, TOKENS, cache)
+    assert logits.shape == (2, 6, 11)
+    assert jax.tree.structure(after) == jax.tree.structure(cache)
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"codec": ["bf16"]}, "codec: got 1 entries; accepted: one for all layers, or a sequence"),
+        (
+            {"layout": ("auto",) * 3},
+            "layout: got 3 entries; .* of 2, for the layers that make keys",
+        ),
+        ({"codec": ["bf16", "int3"]}, "codec: got 'int3'"),
+    ],
+    ids=str,
+)
+def test_choices_that_fit_no_layers_are_refused(choices, message):
+    layers = (ATTENTION, replace(ATTENTION, shares_with=0), ATTENTION)
+    with pytest.raises(ValueError, match=message):
+        build(attention=layers).init_cache(2, 8, **choices)
 
 
 def test_a_cache_of_another_batch_is_refused():

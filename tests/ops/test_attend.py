@@ -1,5 +1,6 @@
 """Attention over a cache known by its blocks alone."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -7,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kvjax.cache import Block, Record, Sight, init_layer_cache
+from kvjax.cache import Block, Paged, Record, Sight, SinkRing, SlotCache, init_layer_cache
+from kvjax.cache import slots as slots_module
+from kvjax.cache.codecs import build_codec
 from kvjax.ops import attend, reference
 from kvjax.ops.online import ScoreRule
 
@@ -26,6 +29,9 @@ class Scattered(NamedTuple):
     v: jax.Array
     pos: jax.Array
     live: jax.Array
+
+    def first_block(self, oldest):
+        return 0
 
     def blocks(self):
         return self.live
@@ -52,7 +58,7 @@ def over_all(q, k, v, pos, q_positions, **settings):
     if "window" in settings:
         seen &= pos[:, None, :] > q_positions[:, :, None] - settings["window"]
     rule = ScoreRule(settings.get("scale", q.shape[-1] ** -0.5), settings.get("soft_cap"))
-    return reference.attention(q, k, v, seen, settings.get("sink_logits"), rule)
+    return reference.attention(q, k, v, seen[:, :, None], settings.get("sink_logits"), rule)
 
 
 run = jax.jit(attend, static_argnames=("window", "soft_cap", "scale"))
@@ -124,7 +130,13 @@ def test_one_query_reads_a_dense_cache_in_place(window, draw, assert_same):
 
     class ByBlocks(NamedTuple):
         inner: object
-        sight: Sight = Sight()
+
+        @property
+        def sight(self):
+            return Sight()
+
+        def first_block(self, oldest):
+            return 0
 
         def blocks(self):
             return self.inner.blocks()
@@ -136,6 +148,63 @@ def test_one_query_reads_a_dense_cache_in_place(window, draw, assert_same):
             return None
 
     assert_same(run(q, ByBlocks(cache), positions, window=window), want)
+
+
+def sinks_apart(q, q_sinks, k, v, positions, layout):
+    """The reference: queries twice as wide, whose halves meet the window and the first tokens."""
+    pos = jnp.arange(k.shape[2])
+    query, first = positions[:, :, None], pos < layout.sink_tokens
+    seen = (pos <= query) & (first | (pos > query - layout.window))
+    beside = jnp.where(first[:, None], jnp.zeros_like(k), k), jnp.where(first[:, None], k, 0)
+    rule = ScoreRule(q.shape[-1] ** -0.5, 3.0)
+    return reference.attention(
+        *(jnp.concatenate(halves, -1) for halves in ((q, q_sinks), beside)),
+        v,
+        seen[:, :, None],
+        jnp.linspace(-2, 2, q.shape[2]),
+        rule,
+    )
+
+
+@pytest.mark.parametrize("layout", [SinkRing(2, 5), SinkRing(6, 5), SinkRing(0, 5)], ids=str)
+@pytest.mark.parametrize("held", [(0, 12), (12, 1)], ids=str)
+@pytest.mark.parametrize("tokens", [1, 12])
+@pytest.mark.usefixtures("small_blocks")
+def test_first_tokens_have_queries_of_their_own(
+    layout, held, tokens, draw, assert_same, monkeypatch
+):
+    """In the cache or among the new, in one block or in two, and for one query or two tiles."""
+    monkeypatch.setattr(slots_module, "BLOCK", 4)
+    q, k, v = draw(2, (6, 2), 24, (16, 8), tokens=tokens)
+    q_sinks = draw(2, (6, 2), 1, (16, 8), tokens=tokens, seed=1).q
+    cache = SlotCache.init(2, layout, 2, 16, 8, build_codec("f32"))
+    start = jnp.asarray(held)
+    cache = cache.append(Record(k, v), start)
+    positions = start[:, None] + jnp.arange(tokens)
+    steps = positions[:, None, :, None]
+    record = Record(*(jnp.take_along_axis(x, steps, axis=2) for x in (k, v)))
+    if tokens == 1:
+        cache, new = cache.append(record, jnp.array([1, 1])), ()
+    else:
+        new = (Block(*record, positions[:, None]),)
+    settings = {"soft_cap": 3.0, "sink_logits": jnp.linspace(-2, 2, 6)}
+    got = run(q, cache, positions, q_sinks=q_sinks, new=new, **settings)
+    assert_same(got, sinks_apart(q, q_sinks, k, v, positions, layout))
+    same = run(q, cache, positions, q_sinks=q, new=new, **settings)
+    assert_same(same, run(q, cache, positions, new=new, **settings))
+
+
+def test_queries_of_first_tokens_cost_little():
+    """Of 4 first tokens beside 252: far from a second pass over all."""
+    cache = jax.eval_shape(
+        lambda: SlotCache.init(1, SinkRing(4, 252), 2, 64, 64, build_codec("f32"))
+    )
+    q, positions = jax.ShapeDtypeStruct((1, 8, 8, 64), jnp.float32), jnp.zeros((1, 8), jnp.int32)
+    flops = [
+        run.lower(q, cache, positions, q_sinks=q_sinks).compile().cost_analysis()["flops"]
+        for q_sinks in (None, q)
+    ]
+    assert flops[0] < flops[1] < 1.1 * flops[0]
 
 
 def test_cost_follows_the_live_blocks(draw, updates):
@@ -179,3 +248,55 @@ def test_what_does_not_fit_is_refused(q, positions, message):
     cache = init_layer_cache(2, 20, kv_heads=2, key_dim=16, value_dim=8, codec="f32")
     with pytest.raises(ValueError, match=message):
         attend(jnp.zeros(q), cache, jnp.zeros(positions, jnp.int32))
+
+
+def test_queries_of_first_tokens_are_as_the_others():
+    cache = init_layer_cache(1, 20, kv_heads=2, key_dim=16, value_dim=8, codec="f32")
+    q, q_sinks = jnp.zeros((1, 3, 2, 16)), jnp.zeros((1, 3, 2, 8))
+    with pytest.raises(ValueError, match=r"q_sinks is float32\[1, 3, 2, 8\]; accepted beside q is"):
+        attend(q, cache, jnp.zeros((1, 3), jnp.int32), q_sinks=q_sinks)
+
+
+@pytest.mark.parametrize(
+    ("settings", "choices", "first"),
+    [
+        ({"window": 1024}, {}, 29),
+        ({"window": 1024}, {"codec": "int8"}, 29),
+        ({"window": 1024}, {"layout": Paged(64)}, 29),
+        ({"window": 1024}, {"codec": "kivi4"}, 117),
+        ({"chunk": 4096}, {}, 24),
+        ({"chunk": 4096, "window": 1024}, {}, 29),
+        ({}, {}, 0),
+        ({"window": 1024}, {"layout": SinkRing(4, 2044)}, 0),
+    ],
+    ids=str,
+)
+def test_blocks_before_the_window_are_not_read(settings, choices, first):
+    """Queries at 16000 to 16002, of 16000 tokens: what is before 14977, or 12288, is not seen."""
+    choices = {"layout": "dense", "codec": "f32"} | choices
+    inner = init_layer_cache(2, 2**14, kv_heads=1, key_dim=32, value_dim=32, **choices)
+    inner = replace(inner, n=jnp.array([16000, 16000]))
+    read = []
+
+    class Counted(NamedTuple):
+        n: jax.Array = inner.n
+        sight: Sight = inner.sight
+
+        def blocks(self):
+            return inner.blocks()
+
+        def first_block(self, oldest):
+            return inner.first_block(oldest)
+
+        def block(self, i):
+            jax.debug.callback(lambda i: read.append(int(i)), i)
+            return inner.block(i)
+
+        def operands(self):
+            return None
+
+    positions = jnp.array([[16000, 16001, 16002], [16000, -1, -1]])
+    q = jnp.ones((2, 3, 2, 32))
+    jax.block_until_ready(jax.jit(lambda q: attend(q, Counted(), positions, **settings))(q))
+    jax.effects_barrier()
+    assert sorted(read) == list(range(first, int(inner.blocks())))

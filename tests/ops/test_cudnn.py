@@ -20,7 +20,7 @@ def obstacle(gpu, *, dim=128, value_dim=None, dtype="bfloat16", k_dtype=None, **
         jax.ShapeDtypeStruct((1, 2, 4, dim), k_dtype or dtype),
         jax.ShapeDtypeStruct((1, 2, 4, value_dim or dim), dtype),
     )
-    unused = {"soft_cap": None, "sink_logits": None, "return_lse": False}
+    unused = {"chunk": None, "soft_cap": None, "sink_logits": None, "return_lse": False}
     return cudnn.obstacle(gpu, *shapes, **unused | settings)
 
 
@@ -49,6 +49,7 @@ def test_it_serves(gpu, case):
         (H100, {"dim": 264}, "up to 256, not 264"),
         (H100, {"dim": 68}, "multiple of 8"),
         (H100, {"value_dim": 64}, "not 128 and 64"),
+        (H100, {"chunk": 8}, "no chunks"),
         (H100, {"soft_cap": 30.0}, "soft cap"),
         (H100, {"sink_logits": jnp.zeros(8)}, "learned sinks"),
         (H100, {"return_lse": True}, "LSE"),

@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from kvjax.cache.common import block_width
 from kvjax.ops import decode_attention, reference, xla
 from kvjax.ops.online import ScoreRule
 
 LENGTHS = jnp.array([0, 1, 7, 8, 9, 20])
+ROWS = LENGTHS[:, None]  # as implementations take them
 # (N, K), (H, HV): every kind of group and width, one of each kind of checkpoint.
 SHAPES = {
     "mha": ((4, 4), (16, 16)),
@@ -138,6 +140,53 @@ def test_dead_slots_take_no_part(implementation, window, draw):
         np.testing.assert_array_equal(dirty, clean)
 
 
+# Of each KV head, (B, K): none, one, some of a block, whole blocks, and all slots.
+OF_HEADS = np.array([[0, 20], [1, 0], [7, 8], [20, 20], [9, 1], [16, 3]])
+
+
+def head_by_head(q, k, v, lengths, sinks):
+    """(out, lse) in float64, one head of one row after the other."""
+    q, k, v, sinks = (np.asarray(x, np.float64) for x in (q, k, v, sinks))
+    out, lse = np.zeros((*q.shape[:2], v.shape[-1])), np.zeros(q.shape[:2])
+    for row, head in np.ndindex(q.shape[:2]):
+        kv_head = head // (q.shape[1] // k.shape[1])
+        live = lengths[row, kv_head]
+        scores = k[row, kv_head, :live] @ q[row, head] * q.shape[-1] ** -0.5
+        with np.errstate(divide="ignore"):
+            lse[row, head] = np.log(np.exp(scores).sum() + np.exp(sinks[head]))
+        if live:
+            out[row, head] = np.exp(scores - lse[row, head]) @ v[row, kv_head, :live]
+    return out, lse
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("sink", [-np.inf, 0.5])
+@pytest.mark.parametrize("implementation", ["xla", "reference"])
+def test_heads_of_different_lengths(implementation, sink, draw, assert_same):
+    """NaN in dead slots; a head of length 0 gives 0, and LSE -inf or its sink."""
+    inputs, sinks = draw(6, (6, 2), 20, (16, 8)), jnp.full(6, sink)
+    dead = np.arange(20) >= OF_HEADS[..., None]
+    k, v = (jnp.where(dead[..., None], jnp.nan, x) for x in inputs[1:])
+    got = decode_attention(
+        inputs.q,
+        k,
+        v,
+        jnp.asarray(OF_HEADS),
+        sink_logits=None if np.isinf(sink) else sinks,
+        return_lse=True,
+        implementation=implementation,
+    )
+    assert_same(got, head_by_head(*inputs, OF_HEADS, sinks))
+    assert (got[1][0, :3] == sink).all()
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_heads_of_one_length_are_a_row(draw, assert_same):
+    inputs = draw(6, (6, 2), 20, (16, 16))
+    apart = jnp.repeat(LENGTHS[:, None], 2, axis=1)
+    assert_same(*(decode_attention(*inputs, n, return_lse=True) for n in (apart, LENGTHS)))
+
+
 @pytest.mark.parametrize("implementation", ["xla", "reference"])
 def test_sinks_and_cap_by_hand(implementation):
     """Equal scores of 0 over n keys of value 1, and a sink: n / (n + exp(sink))."""
@@ -199,8 +248,8 @@ def test_the_comparison_rejects(fault, dtype, draw, assert_same):
     """Each fault alone in out, and in LSE where it shows there, fails the tests above."""
     inputs = draw(6, (6, 2), 20, (16, 16), dtype=dtype)
     rule, sinks = ScoreRule(0.25, None, 4), jnp.linspace(-2, 2, 6)
-    want = reference.decode(*inputs, LENGTHS, sinks, rule)
-    bad_out, bad_lse = FAULTY[fault](*inputs, LENGTHS, sinks, rule)
+    want = reference.decode(*inputs, ROWS, sinks, rule)
+    bad_out, bad_lse = FAULTY[fault](*inputs, ROWS, sinks, rule)
     with pytest.raises(AssertionError):
         assert_same((bad_out.astype(dtype), want[1]), want)
     if fault != "values built from keys":
@@ -218,14 +267,33 @@ def test_the_comparison_rejects(fault, dtype, draw, assert_same):
         ([900, 1500], None, 3),
         ([1500, 1500], 512, 1),
         ([600, 1500], 513, 2),
+        ([[1, 1500], [0, 0]], None, 3),
     ],
     ids=str,
 )
 def test_cost_follows_the_length_or_the_window(lengths, window, blocks, draw, updates):
-    inputs = draw(2, (2, 1), 2000, (4, 4))
+    inputs = draw(2, (4, 2), 2000, (4, 4))
     decode_attention(*inputs, jnp.array(lengths), window=window, implementation="xla")
     jax.effects_barrier()
     assert len(updates) == blocks
+
+
+@pytest.mark.parametrize(
+    ("keys", "width"),
+    [
+        ((4, 8, 2048, 128), 512),
+        ((1, 2, 8192, 32), 512),
+        ((16, 8, 2048, 128), 128),
+        ((4, 32, 2048, 128), 128),
+        ((6, 8, 2048, 128), 320),
+        ((64, 32, 2048, 128), 64),
+        ((64, 32, 40, 128), 40),
+    ],
+    ids=str,
+)
+def test_blocks_stay_in_fast_memory(keys, width):
+    """Multiples of 64 slots that make up to 2**21 numbers, from 64 to 512 and to the capacity."""
+    assert block_width(xla.DECODE_BLOCK, keys) == width
 
 
 SLACK = 64 * 1024
@@ -295,6 +363,16 @@ BAD = {
     "heads do not divide": ({"q": (2, 5, 8)}, {}, "multiple of 2 heads"),
     "v is shorter": ({"v": (2, 2, 4, 8)}, {}, "v is float32[2, 2, 4, 8]"),
     "lengths of one row": ({"lengths": jnp.array([1])}, {}, "lengths is int32[1]"),
+    "lengths of 3 heads": (
+        {"lengths": jnp.zeros((2, 3), int)},
+        {},
+        "lengths is int32[2, 3]; accepted are integers (2,) or (2, 2)",
+    ),
+    "a window over slots that count no positions": (
+        {"lengths": jnp.ones((2, 2), int)},
+        {"window": 3},
+        "window=3; accepted beside lengths (B, K) is None",
+    ),
     "lengths not whole": ({"lengths": jnp.array([1.0, 2.0])}, {}, "accepted are integers (2,)"),
     "length beyond": ({"lengths": jnp.array([1, 6])}, {}, "lengths=[1, 6]; accepted are 0 to 5"),
     "length below": ({"lengths": jnp.array([-1, 5])}, {}, "lengths=[-1, 5]"),

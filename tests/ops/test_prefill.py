@@ -13,6 +13,7 @@ SETTINGS = {
     "window 1": {"window": 1},
     "window 4": {"window": 4},
     "window of all": {"window": 20},
+    "ragged chunk": {"lengths": LENGTHS, "chunk": 7},
     "ragged": {"lengths": LENGTHS},
     "ragged window": {"lengths": LENGTHS, "window": 5},
     "cap and sinks": {"soft_cap": 2.0, "scale": 0.9, "sink_logits": jnp.linspace(-2, 2, 6)},
@@ -65,6 +66,18 @@ def test_jax_nn_agrees(window, dtype, draw, assert_same):
     inputs = draw(2, (6, 2), 140, (16, 16), tokens=140, dtype=dtype)
     got = prefill_attention(*inputs, window=window, return_lse=True)
     assert_same(got, (jax_nn(*inputs, window=window), None))
+
+
+@pytest.mark.parametrize("implementation", ["xla", "reference"])
+@pytest.mark.usefixtures("small_blocks")
+def test_chunks_attend_alone(implementation, draw, assert_same):
+    """As if each were a text of its own; the last one is shorter."""
+    q, k, v = draw(2, (6, 2), 20, (16, 8), tokens=20)
+    got = prefill_attention(q, k, v, chunk=7, return_lse=True, implementation=implementation)
+    for start, end in ((0, 7), (7, 14), (14, 20)):
+        own = q[:, start:end], k[:, :, start:end], v[:, :, start:end]
+        want = prefill_attention(*own, return_lse=True, implementation="reference")
+        assert_same([x[:, start:end] for x in got], want)
 
 
 def test_a_shifted_window_shows(draw, assert_same):
@@ -166,6 +179,7 @@ def test_hidden_tiles_are_skipped(tokens, window, tiles, draw, updates):
         ({"q": (2, 6, 3, 8)}, {}, "multiple of 2 heads"),
         ({}, {"lengths": jnp.array([1, 7])}, "accepted are 0 to 6"),
         ({}, {"window": -1}, "window=-1"),
+        ({}, {"chunk": 0}, "chunk=0; accepted are 1 and more tokens"),
         ({}, {"implementation": "mosaic_gpu"}, "None, 'xla', 'reference'"),
         ({}, {"implementation": "cudnn"}, "'cudnn': it needs a CUDA GPU.*None, 'xla', 'reference'"),
     ],
