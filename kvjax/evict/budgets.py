@@ -15,7 +15,7 @@ class Budgets(Protocol):
 
         Args:
           layers: how many share.
-          tokens: that the longest row holds.
+          tokens: that the longest row has seen.
           budget: slots a layer, less than `tokens`.
           recent: tokens that every layer keeps whatever they score, counted in its budget.
 

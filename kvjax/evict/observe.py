@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from kvjax.cache import Cache, LayerCache
-from kvjax.nn import Attention, Decoder, Rope
+from kvjax.nn import Attention, Decoder, Rope, Shared
+from kvjax.nn.watch import with_attention
 from kvjax.ops import attend, attention_mass, slot_positions
 
 
@@ -70,25 +70,36 @@ class Seen:
 
 
 class _Held(NamedTuple):
-    """A layer's cache and the position that observation starts at."""
+    """A layer's cache, the position that observation starts at, and what was observed."""
 
     cache: LayerCache
     n: Array
+    queries: Queries | None = None
 
 
 @dataclass(frozen=True)
 class _Watched:
-    """An attention module that attends to what is cached alone, and hands out its queries."""
+    """An attention module that attends to what is cached alone, and leaves its queries beside it.
+
+    Of layers that share keys and values all attend, and the one that makes them leaves its queries.
+    """
 
     attention: Attention
 
-    def __call__(self, x: Array, positions: Array, held: _Held) -> tuple[Array, Queries]:
+    def __call__(
+        self, x: Array, positions: Array, held: _Held | Shared
+    ) -> tuple[Array, _Held | Shared]:
         module = self.attention
-        q, _, _ = module.project(x, positions)
-        out, lse = attend(q, held.cache, positions, **module.settings)
-        unrotated, _, _ = module.project(x, jnp.where(positions >= 0, 0, -1))
+        own: _Held = cast(Any, held.cache) if isinstance(held, Shared) else held
+        queries = module.queries(x)
+        q = module.rotate(queries, positions)
+        q_sinks = module.sink_queries(queries, positions, own.cache.sight)
+        out, lse = attend(q, own.cache, positions, q_sinks=q_sinks, **module.settings)
+        if module.config.shares_with is None:
+            unrotated = module.rotate(queries, jnp.where(positions >= 0, 0, -1))
+            own = own._replace(queries=Queries(q, unrotated, positions, lse))
         y = module.o(out.reshape(*out.shape[:2], -1))
-        return y, Queries(q, unrotated, positions, lse)
+        return y, Shared(cast(Any, own)) if isinstance(held, Shared) else own
 
 
 def observe(
@@ -96,13 +107,17 @@ def observe(
 ) -> tuple[Seen, ...]:
     """Run the newest tokens again over a cache that holds them, and see each layer's queries.
 
-    Each attends to what the cache holds up to its own position; nothing is written. To be called
-    inside jit.
+    Each attends to what the cache holds up to its own position; nothing is written. Where layers
+    share keys and values, those of the layer that makes them are seen: what its queries attend to
+    is kept for all. To be called inside jit.
 
     Args:
       model, cache: a decoder whose layers are `nn.Attention`, and its cache.
       tokens: (B, T) int32, right-padded, each row's newest; None to observe none.
       count: (B,) int32, the real tokens of each row.
+
+    Returns:
+      One entry for each entry of the cache.
 
     Raises:
       ValueError: for a layer of another kind.
@@ -113,6 +128,7 @@ def observe(
             raise ValueError(
                 f"layers[{i}].attention: got {type(module).__name__}; accepted: Attention"
             )
+    modules = [modules[i] for i in model.config.cached]
     queries: tuple[Queries | None, ...] = (None,) * len(modules)
     if tokens is not None and count is not None:
         queries = _run(model, cache, tokens, count)
@@ -122,11 +138,8 @@ def observe(
     )
 
 
-def _run(model: Decoder, cache: Cache, tokens: Array, count: Array) -> tuple[Queries, ...]:
-    # A copy by way of its leaves, so that the modules of the caller's stay as they are.
-    watched = jax.tree.unflatten(*reversed(jax.tree.flatten(model)))
-    for layer in watched.layers:
-        layer.attention = _Watched(layer.attention)
+def _run(model: Decoder, cache: Cache, tokens: Array, count: Array) -> tuple[Queries | None, ...]:
+    watched = with_attention(model, _Watched)
     held = tuple(_Held(layer, cache.n - count) for layer in cache.layers)
     _, seen = watched.hidden(tokens, Cache(cast(Any, held)), count=count)
-    return cast(Any, seen).layers
+    return tuple(held.queries for held in cast(Any, seen).layers)

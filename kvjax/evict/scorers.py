@@ -43,10 +43,11 @@ def shared_mass(seen: Seen) -> Array:
 def pooled_mass(seen: Seen, kernel: int = 5) -> Array:
     """The mean over the observed queries, averaged over `kernel` neighbours (arXiv:2404.14469).
 
-    SnapKV: with a token its context stays. Neighbours are those next to it in the cache, and
-    outside it there are zeros.
+    SnapKV: with a token its context stays. Neighbours are those next to it in the cache. The
+    observed tokens themselves, which the policy protects, count as zeros, like what lies outside.
     """
-    mean = seen.mass() / seen.observed.q.shape[1]
+    earlier = seen.pos < seen.observed.positions[:, None, :1]
+    mean = jnp.where(earlier, seen.mass(), 0) / seen.observed.q.shape[1]
     window = (1, 1, kernel)
     sums = jax.lax.reduce_window(mean, 0.0, jax.lax.add, window, (1, 1, 1), "SAME")
     return sums / kernel
@@ -77,8 +78,9 @@ def expected_attention(seen: Seen, future: int = 512, skip: int = 4, epsilon: fl
 
     Queries are taken to be normal, with the mean and covariance of the observed ones before their
     rotation; they are rotated by the mean rotation of the next `future` positions, and the mean of
-    exp(score) is then known in closed form (arXiv:2510.00636). The first `skip` tokens, whose
-    queries are unlike others, are left out.
+    exp(score) is then known in closed form (arXiv:2510.00636). The first `skip` tokens are unlike
+    others: their queries are left out, and attention is shared among the rest, as in the authors'
+    code. They have weight 0, and are for the policy to protect.
     """
     mean, covariance = _normal(seen, skip)
     if seen.rope is not None:
@@ -93,8 +95,8 @@ def expected_attention(seen: Seen, future: int = 512, skip: int = 4, epsilon: fl
         spread = product("bkgci,bkci->bkcg", product("bkci,bkgij->bkgcj", keys, covariance), keys)
         return product("bkci,bkgi->bkcg", keys, mean) * scale + spread * (scale**2 / 2)
 
-    live = (seen.pos >= 0)[..., None]
-    weights = jax.nn.softmax(over_slots(seen.cache, logits), axis=2, where=live).mean(3)
+    others = (seen.pos >= skip)[..., None]
+    weights = jax.nn.softmax(over_slots(seen.cache, logits), axis=2, where=others).mean(3)
     values = over_slots(seen.cache, lambda b: jnp.linalg.norm(b.v.astype(jnp.float32), axis=-1))
     return (weights + epsilon) * values
 

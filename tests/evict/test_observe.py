@@ -11,12 +11,13 @@ from flax import nnx
 from kvjax.cache import Cache
 from kvjax.engine import prefill
 from kvjax.evict import observe
-from kvjax.nn import AttentionConfig, Decoder, DecoderConfig, MlpConfig, Rope
+from kvjax.nn import AttentionConfig, Decoder, DecoderConfig, MlpConfig, Rope, share
 from kvjax.nn import attention as attention_module
 from kvjax.ops import attend
 
 ROPE = Rope(8, theta=100.0)
 PLAIN = AttentionConfig(32, query_heads=4, kv_heads=2, key_dim=8, value_dim=8, rope=ROPE)
+SHARING = share((PLAIN, replace(PLAIN, sinks=True), PLAIN, PLAIN), (0, 0, 2, 2))
 LAYERS = (PLAIN, replace(PLAIN, sinks=True, soft_cap=2.0), replace(PLAIN, qk_norm="head"))
 TOKENS = np.random.default_rng(0).integers(0, 50, (2, 12), np.int32)
 LENGTHS = np.array([12, 9], np.int32)
@@ -74,6 +75,18 @@ def test_queries_are_those_of_the_forward_pass(many, monkeypatch):
         columns = LENGTHS[:, None] - many + np.arange(many)
         assert seen.positions.tolist() == columns.tolist()
         for row, at in enumerate(columns):
+            np.testing.assert_allclose(seen.q[row], q[row, at], atol=1e-4)
+            np.testing.assert_allclose(seen.lse[row], lse[row, at], atol=1e-4)
+
+
+def test_of_layers_that_share_the_one_that_makes_keys_is_seen(monkeypatch):
+    """The others attend, too: layer 2 has the queries that it has behind them."""
+    model = decoder(SHARING)
+    got = queries(model, filled(model), newest(4), np.array([4, 4]))
+    every = attended(model, monkeypatch)
+    assert len(every) == 4
+    for seen, (q, lse) in zip(got, every[::2], strict=True):
+        for row, at in enumerate(LENGTHS[:, None] - 4 + np.arange(4)):
             np.testing.assert_allclose(seen.q[row], q[row, at], atol=1e-4)
             np.testing.assert_allclose(seen.lse[row], lse[row, at], atol=1e-4)
 

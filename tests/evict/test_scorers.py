@@ -143,8 +143,9 @@ def test_shared_mass(given):
 
 
 def test_pooled_mass(given):
-    """SnapKV: means over the window of queries, and over 5 neighbours with zeros outside."""
-    mean = by_kv_head(probabilities(given).mean(2))
+    """SnapKV: means over the window of queries, and over 5 neighbours of the tokens before it."""
+    before = given.pos < POSITIONS[:, None, :1]
+    mean = np.where(before, by_kv_head(probabilities(given).mean(2)), 0)
     padded = np.pad(mean, ((0, 0), (0, 0), (2, 2)))
     want = sum(padded[:, :, i : i + mean.shape[2]] for i in range(5)) / 5
     same(scored(scorers.pooled_mass, given), want, given)
@@ -179,7 +180,10 @@ def rotation(rope, position) -> np.ndarray:
 @pytest.mark.parametrize("name", ROPES)
 @pytest.mark.parametrize("evicted", [False, True])
 def test_expected_attention(name, evicted):
-    """mean and covariance of queries from position 10 on, rotated over 20 positions to come."""
+    """mean and covariance of queries from position 10 on, rotated over 20 positions to come.
+
+    Tokens before position 10 have no part in the softmax.
+    """
     rope, skip, future, epsilon = ROPES[name], 10, 20, 0.02
     given = case(evicted=evicted, rope=rope, scale=0.4)
     magnitude = 1.0 if rope is None or rope.scaling is None else rope.scaling.magnitude
@@ -189,14 +193,14 @@ def test_expected_attention(name, evicted):
         q = UNROTATED[row].astype(np.float64)
         q[..., : DIM if rope is None else rope.dim] *= magnitude
         q = q[POSITIONS[row] >= skip]
-        live = given.pos[row] >= 0
+        others = given.pos[row] >= skip
         weights = np.zeros((HEADS, given.pos.shape[2]))
         for n in range(HEADS):
             k = given.k[row, n // GROUP]
             mean, covariance = q[:, n].mean(0), np.cov(q[:, n].T, bias=True)
             spread = np.einsum("si,ij,sj->s", k, turn @ covariance @ turn.T, k)
             z = 0.4 * k @ (turn @ mean) + 0.4**2 / 2 * spread
-            e = np.where(live[n // GROUP], np.exp(z - z.max()), 0)
+            e = np.where(others[n // GROUP], np.exp(z - z.max()), 0)
             weights[n] = e / e.sum()
         mean_weights = weights.reshape(KV_HEADS, GROUP, -1).mean(1)
         want[row] = (mean_weights + epsilon) * np.linalg.norm(given.v[row], axis=-1)
