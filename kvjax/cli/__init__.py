@@ -8,9 +8,10 @@ import typer
 
 import kvjax
 from kvjax.cli.bench import bench
+from kvjax.cli.calibrate import calibrate
 from kvjax.cli.convert import convert
 from kvjax.cli.demo import demo
-from kvjax.cli.generate import generate
+from kvjax.cli.generate import WithChoices, generate
 from kvjax.cli.plan import plan
 from kvjax.cli.size import size
 from kvjax.cli.uptrain import uptrain
@@ -23,8 +24,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (size, plan, convert, uptrain, generate, bench, demo):
-    app.command()(command)
+for command in (size, plan, convert, uptrain, calibrate, generate, bench, demo):
+    app.command(cls=WithChoices if command is generate else None)(command)
 
 
 def _print_version(wanted: bool) -> None:

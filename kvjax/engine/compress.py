@@ -22,16 +22,17 @@ RAGGED_MULTIPLE = 32
 def compress(
     model: Decoder,
     cache: Cache,
-    tokens: Array | None,
+    tokens: Array | np.ndarray | None,
     policy: Policy,
     budget: int,
     *,
-    count: Array | None = None,
+    count: Array | np.ndarray | None = None,
     room: int = 0,
 ) -> Cache:
     """Evict all but the best of each layer's tokens; memory is smaller once `cache` is dropped.
 
-    Layers that keep a window alone stay as they are. A row with no more than `budget` tokens loses
+    Layers that keep a window alone stay as they are. Of layers that share keys and values, the
+    queries of the one that makes them decide for all. A row with no more than `budget` tokens loses
     none, so that a large budget changes nothing but the arrays' shapes.
 
     Args:
@@ -83,8 +84,35 @@ class Eviction:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}; accepted: 1 and more")
 
+    def check(self, cache: Cache, tokens: int) -> None:
+        """Refuse, before anything is computed, what could not be done to a cache later.
+
+        Args:
+          cache: the cache, or its shapes alone.
+          tokens: that the longest row will hold at most.
+
+        Raises:
+          ValueError: every layer keeps a window alone, the codec cannot drop single tokens, or the
+            budget does not hold what the policy protects.
+        """
+        growing = _growing(cache)
+        if not growing:
+            raise ValueError(
+                "eviction: got a cache whose layers keep a window alone, which has nothing to "
+                "evict; accepted: layouts in which a layer holds all of its tokens"
+            )
+        for layer in growing:
+            one = jax.ShapeDtypeStruct((len(layer.n), 1, 1), jnp.int32)
+            jax.eval_shape(lambda layer, indices: layer.keep(indices), layer, one)
+        if self.budget < tokens:
+            _spread(len(growing), self.policy, tokens, self.budget)
+
     def __call__(
-        self, model: Decoder, cache: Cache, tokens: Array | None, count: Array | None = None
+        self,
+        model: Decoder,
+        cache: Cache,
+        tokens: Array | np.ndarray | None,
+        count: Array | np.ndarray | None = None,
     ) -> Cache:
         """The cache after an eviction; tokens and count as in `compress`."""
         return compress(
@@ -120,17 +148,11 @@ def _trimmed(indices: Array, budget: int | None) -> Array:
 
 def _budgets(cache: Cache, policy: Policy, budget: int) -> tuple[int | None, ...]:
     """Slots of each layer; None for one that keeps a window alone."""
-    if budget < policy.protected.least(budget) or budget < 1:
-        raise ValueError(
-            f"budget: got {budget}; accepted: at least 1, and the "
-            f"{policy.protected.least(budget)} tokens that the policy protects"
-        )
-    growing = [layer for layer in cache.layers if layer.sight.window is None]
-    tokens = min(int(cache.n.max()), max((layer.capacity for layer in growing), default=0))
-    shares = (budget,) * len(growing)
-    if budget < tokens:
-        least = policy.protected.least(budget)
-        shares = policy.budgets(len(growing), tokens, budget, least)
+    growing = _growing(cache)
+    seen = int(cache.n.max())
+    held = min(seen, max((layer.capacity for layer in growing), default=0))
+    # Spread by the tokens seen, so that a second eviction gives the layers what the first gave.
+    shares = _spread(len(growing), policy, seen if budget < held else 0, budget)
     share = iter(shares)
     return tuple(
         None if layer.sight.window is not None else min(next(share), layer.capacity)
@@ -138,8 +160,29 @@ def _budgets(cache: Cache, policy: Policy, budget: int) -> tuple[int | None, ...
     )
 
 
+def _growing(cache: Cache) -> list[LayerCache]:
+    """The layers that hold more than a window."""
+    return [layer for layer in cache.layers if layer.sight.window is None]
+
+
+def _spread(layers: int, policy: Policy, tokens: int, budget: int) -> tuple[int, ...]:
+    """Slots of each layer, of rows of so many tokens; ValueError for a budget too small."""
+    least = policy.protected.least(budget)
+    if budget < max(least, 1):
+        raise ValueError(
+            f"budget: got {budget}; accepted: at least 1, and the {least} tokens that the policy "
+            f"protects"
+        )
+    if budget >= tokens:
+        return (budget,) * layers
+    return policy.budgets(layers, tokens, budget, least)
+
+
 def _newest(
-    cache: Cache, tokens: Array | None, count: Array | None, observe: int | None
+    cache: Cache,
+    tokens: Array | np.ndarray | None,
+    count: Array | np.ndarray | None,
+    observe: int | None,
 ) -> tuple[Array | None, Array | None]:
     """The last `observe` of each row's tokens, right-padded, and how many there are."""
     if observe == 0:

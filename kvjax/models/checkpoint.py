@@ -21,6 +21,8 @@ from kvjax.sizing import read_config
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+# Of caches in 8-bit floats, calibrated on one set of weights and wrong for any other.
+SCALES_FILE = "kv_cache_scales.json"
 _WEIGHT_SUFFIXES = {
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx"),
 }
@@ -198,11 +200,12 @@ def copy_side_files(src: str | os.PathLike[str], dst: str | os.PathLike[str]) ->
     """Copies what belongs to a model beside weights and config.
 
     That is the tokenizer, chat templates, generation config, licence and so on: every file of the
-    directory `src` itself that is no weights, no index of weights and not config.json, and the
-    subdirectory in which transformers keeps further chat templates.
+    directory `src` itself that is no weights, no index of weights, not config.json and no scales
+    calibrated on the weights, and the subdirectory in which transformers keeps further chat
+    templates.
     """
     for path in Path(src).iterdir():
-        if path.is_file() and not _is_weights_or_config(path.name):
+        if path.is_file() and not _is_weights_or_config(path.name) and path.name != SCALES_FILE:
             shutil.copyfile(path, Path(dst, path.name))
     templates = Path(src, "additional_chat_templates")
     if templates.is_dir():

@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from kvjax.cache.codecs import DTYPES
+from kvjax.models.cache_scales import TENSOR
 from kvjax.models.checkpoint import Checkpoint, CheckpointWriter, TensorSpec, split_into_shards
 from kvjax.models.family import (
     Binding,
@@ -98,9 +99,13 @@ def save(
 
 
 def _match(checkpoint: Checkpoint, family: Family, config: DecoderConfig) -> dict[str, Binding]:
-    """`match`, which says so where it fails because the checkpoint is quantised."""
+    """`match`, which says so where it fails because the checkpoint is quantised.
+
+    Scales of its cache are no parameters: `kvjax.models.cache_scales` reads them.
+    """
+    names = [name for name in checkpoint.names() if not TENSOR.search(name)]
     try:
-        return match(family, bind(family, config), checkpoint.names(), config.tied)
+        return match(family, bind(family, config), names, config.tied)
     except ValueError as error:
         quantised = checkpoint.config.get("quantization_config")
         if not quantised:

@@ -98,17 +98,12 @@ def test_a_budget_for_everything_changes_nothing(policy):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["snapkv", "streaming-llm", "pyramidkv"])
 def test_memory_is_that_of_the_slots_kept(name, kind):
-    """Sizing's records of budget + room tokens; beside them positions, counts and flags."""
+    """What sizing says of the budget and the room, positions and counts included."""
     before, after = filled(kind), evicted(SMALL_POLICIES[name], kind)
-    codec = KINDS[kind][1]
-    records = tables = 0
-    for layer in after.layers:
-        records += sum(leaf.nbytes for leaf in layer.leaves.values())
-        heads, slots = layer.pos.shape[1:]
-        tables += 2 * (heads * (slots * 4 + 4) + 4 + 4 + 1)
-    said = SPEC.cache_bytes(BUDGET + 3, 2, codec).allocated
-    assert records == said
-    assert sum(leaf.nbytes for leaf in jax.tree.leaves(after)) == after.nbytes == records + tables
+    per_head = after.layers[0].pos.shape[1] > 1
+    kept = sizing.Kept(BUDGET, room=3, per_head=per_head)
+    said = SPEC.cache_bytes(CAPACITY, 2, KINDS[kind][1], kept=kept)
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(after)) == after.nbytes == said.total
     assert after.nbytes < before.nbytes / 2
 
 
