@@ -18,10 +18,10 @@ smollm2: $(VENV)/smollm2.stamp ## the same with SmolLM2-135M
 	$(BIN)/kvjax demo --model smollm2
 
 test: $(VENV)/dev.stamp ## the tests, without those marked slow
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical
 
 test-slow: $(VENV)/dev.stamp $(VENV)/smollm2.stamp ## the tests marked slow
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n logical -m slow
 
 lint: $(VENV)/dev.stamp ## ruff and mypy
 	$(BIN)/ruff check

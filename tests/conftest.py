@@ -6,7 +6,10 @@ import sys
 import pytest
 from hypothesis import settings
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before any test module imports jax
+# Before any test module imports jax. Programs here run for milliseconds: most of the time would go
+# into optimising them.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 # HYPOTHESIS_PROFILE=search tries new and more cases, to find what a fixed set does not.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -20,3 +23,19 @@ def free_compiled_programs():
     yield
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Tests of a file run in one process, and so do those of a member of the laws.
+
+    Both share programs, whose compilation takes most of the time.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file, _, test = nodeid.partition("::")
+            return test[test.find("[") :] if "/laws/" in file and "[" in test else file
+
+    return Together(config, log)

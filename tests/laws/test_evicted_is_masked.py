@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kvjax.cache import Block, KiviCache, LayerCache
-from kvjax.ops import slot_positions
+from kvjax.cache import Block, KiviCache, LayerCache, SlotCache
+from laws import checks
 
 HELD = (9, 5)
 ROOM = 4
@@ -40,6 +40,9 @@ class Masked:
     def append(self, record, count):
         return replace(self, cache=self.cache.append(record, count))
 
+    def first_block(self, oldest):
+        return self.cache.first_block(oldest)
+
     def blocks(self):
         return self.cache.blocks()
 
@@ -55,6 +58,14 @@ class Masked:
         )
 
 
+def positions(cache) -> np.ndarray:
+    """(B, S), of the token in each slot that `keep` may name; -1 where there is none."""
+    if isinstance(cache, SlotCache):
+        return checks.held(cache, "k")
+    slots = np.arange(cache.capacity)
+    return np.where(slots < np.asarray(cache.n)[:, None], slots, -1)
+
+
 def pair(member):
     """The same eviction twice, for real and masked: each head keeps three tokens of four."""
     heads = member.attention.kv_heads
@@ -63,7 +74,7 @@ def pair(member):
         with pytest.raises(ValueError, match=r"keep: .* share a scale"):
             cache.keep(np.zeros((len(HELD), 1, 1), int))
         pytest.skip("refused, as it should be")
-    pos = np.asarray(slot_positions(cache))
+    pos = positions(cache)[:, None]
     wanted = [[rng.permutation(pos.shape[2]) for _ in range(heads)] for _ in HELD]
     indices = np.array(wanted)[:, :, : 3 * pos.shape[2] // 4]
     named = np.broadcast_to(pos, (len(HELD), heads, pos.shape[2]))
@@ -89,6 +100,7 @@ def test_a_smaller_cache_is_a_masked_one(member):
     assert kept.n.tolist() == start.tolist()
 
 
+@pytest.mark.control
 def test_a_token_too_few_shows(member):
     """The comparison can fail: one head of each row has lost one more token."""
     kept, masked, visible = pair(member)
@@ -101,6 +113,7 @@ def test_a_token_too_few_shows(member):
     assert np.abs(got - want).max(axis=2)[:, 0].min() > 1e-4
 
 
+@pytest.mark.control
 def test_an_eviction_of_nothing_changes_nothing(member):
     _, masked, _ = pair(member)
     every = np.tile(np.arange(masked.cache.capacity), (len(HELD), 1, 1))

@@ -37,14 +37,21 @@ def test_bytes_of_a_cache(name, cache_case):
     spec, placing = said_of(sizing.load(GOLDEN / name), cache_case.layout)
     for batch, capacity in ((1, 1), (1, 32), (3, 7)):
         cache = model(name).init_cache(batch, capacity, cache_case.layout, cache_case.codec)
-        said = (
-            spec.cache_bytes(max(capacity, 32), batch, cache_case.codec)
-            if cache_case.endless
-            else (spec.cache_bytes(capacity, batch, cache_case.codec, **placing))
-        )
+        said = spec.cache_bytes(capacity, batch, cache_case.codec, **placing)
         live = sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
         assert live == said.allocated + said.state + said.tables
         assert live == cache.nbytes
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+def test_bytes_of_what_an_eviction_leaves(per_head, cache_case):
+    spec, kept = sizing.load(GOLDEN / "llama_gqa_tied"), sizing.Kept(5, room=3, per_head=per_head)
+    cache = model("llama_gqa_tied").init_cache(2, 12, cache_case.layout, cache_case.codec)
+    indices = np.tile(np.arange(5), (2, spec.layers[0].kv_heads if per_head else 1, 1))
+    after = [layer.keep(indices, 3) for layer in cache.layers]
+    live = sum(leaf.nbytes for leaf in jax.tree.leaves(after))
+    said = spec.cache_bytes(12, 2, cache_case.codec, kept=kept)
+    assert live == said.total == sum(layer.nbytes for layer in after)
 
 
 def test_live_records_are_the_ideal(cache_case):

@@ -1,39 +1,36 @@
 """Law 1: training forward, prefill and token-by-token decode are one function."""
 
 from dataclasses import replace
-from itertools import cycle
 
 import numpy as np
+import pytest
 
-LENGTHS = np.array([13, 7])
-SPLITS = {
-    "chunks": [(6, 6)],
-    "token by token": [(1, 1)],
-    "uneven": [(2, 6), (1, 1), (5, 0), (1, 3)],
-}
+from laws import checks
+from laws.members import BATCH, CAPACITY, RECORDS, Member, X, build, forward
 
 
-def gap(member, splits) -> float:
-    """The largest difference from the full forward pass, rows taken in steps of `splits` tokens."""
-    full, cache, done, splits = member.forward(), member.init(), LENGTHS * 0, cycle(splits)
-    largest = 0.0
-    while (done < LENGTHS).any():
-        count = np.minimum(next(splits), LENGTHS - done)
-        y, cache = member.step(done, count, cache)
-        for row, (start, n) in enumerate(zip(done, count, strict=True)):
-            difference = np.abs(y[row, :n] - full[row, start : start + n])
-            largest = max(largest, difference.max(initial=0))
-        done = done + count
-    cache.check()
-    assert cache.n.tolist() == LENGTHS.tolist()
-    return largest
+def test_any_split_gives_what_is_defined(member):
+    checks.assert_one_function(member)
 
 
-def test_any_split_gives_the_training_forward(member):
-    for name, splits in SPLITS.items():
-        assert gap(member, splits) <= member.tolerance, name
+def test_nothing_is_encoded_twice(member):
+    checks.assert_nothing_is_encoded_twice(member)
 
 
+def test_what_is_read_back_is_within_the_bound_of_the_codec(member):
+    checks.assert_records_are_within_the_bound(member)
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_the_training_forward_gives_what_is_defined(record):
+    config = RECORDS[record]
+    positions = np.broadcast_to(np.arange(CAPACITY, dtype=np.int32), (BATCH, CAPACITY))
+    y, _ = build(config)(X[:, :CAPACITY], positions)
+    want = forward(config, "dense")
+    np.testing.assert_allclose(y, want, atol=1e-5)
+
+
+@pytest.mark.control
 def test_a_forgotten_token_shows(member):
     """The comparison can fail: both rows lose the newest of five tokens."""
     cache = member.fill(5, 5)
@@ -41,8 +38,11 @@ def test_a_forgotten_token_shows(member):
     assert np.abs(y[:, 0] - member.forward()[:, 5]).max() > member.tolerance
 
 
+@pytest.mark.control
 def test_a_rounded_record_shows_at_the_tolerance_of_f32(member):
     """What the lossy codecs are allowed would be seen in the lossless one."""
-    lossless = replace(member, cache_case=replace(member.cache_case, error=0.0))
-    within = gap(member, SPLITS["chunks"]) <= lossless.tolerance
+    lossless = replace(member.cache_case, error=0.0)
+    within = (
+        checks.gap(member, checks.SPLITS["chunks"]) <= Member(member.attention, lossless).tolerance
+    )
     assert within == (member.cache_case.error == 0)
