@@ -67,12 +67,7 @@ def generate(
     needed = check(model, prompts, max_new_tokens)
     if eviction is not None:
         cache_shapes(model, len(prompts), needed, layout, codec, eviction)
-    if eviction is not None and eviction.budget < needed:
-        needed = max(*map(len, prompts), eviction.budget)
-        # Of what no token is left to fill, no room is made.
-        eviction = replace(eviction, every=min(eviction.every, max(max_new_tokens - 1, 1)))
-    else:
-        eviction = None
+        needed, eviction = _with_eviction(eviction, prompts, needed, max_new_tokens)
     capacity = needed if capacity is None else capacity
     if capacity < needed:
         raise CapacityError(
@@ -109,6 +104,17 @@ def generate(
         tokens, cache = _next(model, tokens, cache, count, keys[step + 1], sampler)
     cache.check()
     return rows
+
+
+def _with_eviction(
+    eviction: Eviction, prompts: Sequence[Sequence[int]], needed: int, max_new_tokens: int
+) -> tuple[int, Eviction | None]:
+    """Slots of the prompts' cache, and the eviction; None where its budget holds all `needed`."""
+    if eviction.budget >= needed:
+        return needed, None
+    # Of what no token is left to fill, no room is made.
+    every = min(eviction.every, max(max_new_tokens - 1, 1))
+    return max(*map(len, prompts), eviction.budget), replace(eviction, every=every)
 
 
 def read_prompts(

@@ -16,7 +16,6 @@ from flax import nnx
 
 from kvjax.cache import Cache, CodecChoice, LayoutChoice, Paged, SinkRing
 from kvjax.nn import AttentionConfig, Decoder, DecoderConfig, MlpConfig, Rope, share
-from laws.members import QUICK_TO_COMPILE
 
 SLACK = 64 * 1024
 SHORT, LONG = 8 * 1024, 64 * 1024
@@ -99,7 +98,7 @@ def cache_of(model: Decoder, step: Step) -> Cache:
 
 @cache
 def compiled(function: Callable, step: Step) -> jax.stages.Compiled:
-    return function.lower(*shapes(step)).compile(compiler_options=QUICK_TO_COMPILE)
+    return function.lower(*shapes(step)).compile()
 
 
 def measure(function: Callable, step: Step) -> Memory:

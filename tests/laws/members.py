@@ -29,9 +29,6 @@ from laws import definition
 BATCH, CAPACITY, WIDTH, D_MODEL = 2, 13, 6, 16
 X = np.random.default_rng(0).normal(size=(BATCH, 32, D_MODEL)).astype(np.float32)
 
-# Programs that run for microseconds: most of the time would go into optimising them.
-QUICK_TO_COMPILE = {"xla_backend_optimization_level": 0}
-
 BASE = AttentionConfig(
     d_model=D_MODEL, query_heads=4, kv_heads=2, key_dim=8, value_dim=8, rope=Rope(8, theta=100.0)
 )
@@ -168,7 +165,7 @@ class Member:
         if kind not in self.programs:
             # A function of its own, since jax remembers the trace of one that it has seen.
             lowered = jax.jit(lambda module, *rest: module(*rest)).lower(module, *rest)
-            self.programs[kind] = lowered.compile(compiler_options=QUICK_TO_COMPILE)
+            self.programs[kind] = lowered.compile()
         y, cache = self.programs[kind](module, *rest)
         return np.asarray(y), cache
 

@@ -186,6 +186,7 @@ def forget() -> None:
     """Drop what was compiled with other functions."""
     xla.decode.clear_cache()
     xla.prefill.clear_cache()
+    checks.read_block.clear_cache()
 
 
 @pytest.mark.parametrize("name", MUTANTS)
