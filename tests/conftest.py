@@ -11,6 +11,9 @@ from hypothesis import settings
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
+# Before anything imports them.
+pytest.register_assert_rewrite("laws.checks", "laws.compiled")
+
 # HYPOTHESIS_PROFILE=search tries new and more cases, to find what a fixed set does not.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("search", max_examples=3000, deadline=None)

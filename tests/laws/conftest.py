@@ -5,10 +5,7 @@ from pathlib import Path
 import jax
 import pytest
 
-# Before anything imports it.
-pytest.register_assert_rewrite("laws.checks", "laws.compiled")
-
-from laws.members import CACHES, CacheCase, Member, pairwise, product  # noqa: E402
+from laws.members import CACHES, CacheCase, Member, pairwise, product
 
 EVERY = product()
 QUICK = frozenset(pairwise(EVERY))

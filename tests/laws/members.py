@@ -209,7 +209,7 @@ class Axes(NamedTuple):
         """What it is on each axis, where sizes and spellings of one kind are one."""
         return frozenset(
             {
-                ("record", self.record),
+                ("record", kind_of_record(self.record)),
                 ("layout", self.layout.partition(" of ")[0]),
                 ("codec", kind_of_codec(self.codec)),
             }
@@ -222,6 +222,11 @@ class Axes(NamedTuple):
 
     def member(self) -> Member:
         return Member(RECORDS[self.record], CACHES[f"{self.layout} {self.codec}"])
+
+
+def kind_of_record(record: str) -> str:
+    """To a cache, norms and soft caps leave what GQA leaves."""
+    return "gqa" if record.startswith(("norm", "capped")) else record
 
 
 def kind_of_codec(codec: str) -> str:
@@ -253,7 +258,7 @@ def pairwise(every: Iterable[Axes]) -> list[Axes]:
     """Some of them, in which every pair of kinds is that is in any, and every name."""
 
     def covers(axes: Axes) -> frozenset:
-        return axes.pairs | {("layout", axes.layout), ("codec", axes.codec)}
+        return axes.pairs | {("name", name) for name in axes}
 
     every = list(every)
     missing, chosen = frozenset().union(*map(covers, every)), []
