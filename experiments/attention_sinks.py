@@ -121,10 +121,10 @@ def _verdict(full: Mapping[str, Any], rings: list[Mapping[str, Any]]) -> str:
     }
     alone, four = by_sinks[0], by_sinks[4]
     collapse, rest = alone / full["perplexity"], four / full["perplexity"]
-    shows = "shows here" if collapse > 2 and rest < 1.2 else "does not show here as published"
     return (
-        f"The effect {shows}: in {size:,} slots a window alone has {collapse:.2f} times the "
-        f"perplexity of full attention, and with four first tokens {rest:.2f} times."
+        f"In {size:,} slots a window alone has {collapse:.2f} times the perplexity of full "
+        f"attention, and with four first tokens {rest:.2f} times. Published of Llama-2-13B: "
+        f"{5158.07 / 5.43:.0f} and {5.40 / 5.43:.2f} times that of a window computed anew."
     )
 
 
