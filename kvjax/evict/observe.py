@@ -10,7 +10,7 @@ from jax import Array
 
 from kvjax.cache import Cache, LayerCache
 from kvjax.nn import Attention, Decoder, Rope, Shared
-from kvjax.nn.watch import with_attention
+from kvjax.nn.watch import attention_modules, with_attention
 from kvjax.ops import attend, attention_mass, slot_positions
 
 
@@ -122,13 +122,8 @@ def observe(
     Raises:
       ValueError: for a layer of another kind.
     """
-    modules = [layer.attention for layer in model.layers]
-    for i, module in enumerate(modules):
-        if not isinstance(module, Attention):
-            raise ValueError(
-                f"layers[{i}].attention: got {type(module).__name__}; accepted: Attention"
-            )
-    modules = [modules[i] for i in model.config.cached]
+    every = attention_modules(model)
+    modules = [every[i] for i in model.config.cached]
     queries: tuple[Queries | None, ...] = (None,) * len(modules)
     if tokens is not None and count is not None:
         queries = _run(model, cache, tokens, count)

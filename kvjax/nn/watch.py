@@ -29,6 +29,16 @@ class Projections(NamedTuple):
     unrotated: Array
 
 
+def attention_modules(model: Decoder) -> list[Attention]:
+    """Of each layer; ValueError where one is of another kind."""
+    for i, layer in enumerate(model.layers):
+        if not isinstance(layer.attention, Attention):
+            raise ValueError(
+                f"layers[{i}].attention: got {type(layer.attention).__name__}; accepted: Attention"
+            )
+    return [layer.attention for layer in model.layers]
+
+
 def with_attention(model: Decoder, wrap: Callable[[Any], Any]) -> Decoder:
     """A copy of the model in which `wrap` has replaced each layer's attention module."""
     # By way of its leaves, so that the modules of the caller's stay as they are.
@@ -54,11 +64,7 @@ def projections(model: Decoder, tokens: Array, count: Array) -> tuple[Projection
     Raises:
       ValueError: for a layer of another kind, or more tokens than learned positions.
     """
-    for i, layer in enumerate(model.layers):
-        if not isinstance(layer.attention, Attention):
-            raise ValueError(
-                f"layers[{i}].attention: got {type(layer.attention).__name__}; accepted: Attention"
-            )
+    attention_modules(model)
     seen: list[Projections | None] = []
 
     @dataclass(frozen=True)
