@@ -33,11 +33,6 @@ class Codec(Protocol):
     @property
     def name(self) -> str: ...
 
-    @property
-    def plain(self) -> bool:
-        """Whether the leaves are k and v themselves, to be read without the codec."""
-        ...
-
     def scales(self, kv_heads: int) -> Leaves:
         """Constants that encode and decode take; a cache holds them beside its leaves."""
         ...
@@ -50,13 +45,18 @@ class Codec(Protocol):
         """Keys and values, in a float type that products take."""
         ...
 
+    def operands(self, leaves: Leaves, scales: Leaves) -> Leaves | None:
+        """Arguments k, v, and scales if any, of `ops.decode_attention`, which then reads the leaves
+        in place; None where only `decode` serves.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class Cast:
     """Stores keys and values as they are, in a float type wide enough to need no scales."""
 
     name: str
-    plain = True
 
     def scales(self, kv_heads: int) -> Leaves:
         return {}
@@ -66,6 +66,9 @@ class Cast:
 
     def decode(self, leaves: Mapping[str, Array], scales: Mapping[str, Array]) -> Record:
         return Record(leaves["k"], leaves["v"])
+
+    def operands(self, leaves: Leaves, scales: Leaves) -> Leaves:
+        return leaves
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,6 @@ class StaticFp8:
     name: str
     format: str
     per_head: bool = False
-    plain = False
 
     @property
     def dtype(self) -> DTypeLike:
@@ -113,6 +115,9 @@ class StaticFp8:
             )
         )
 
+    def operands(self, leaves: Leaves, scales: Leaves) -> Leaves:
+        return {**_typed(leaves, self.dtype), **scales}
+
     def _factor(self, scales: Mapping[str, Array], name: str) -> Array:
         scale = scales[f"{name}_scale"]
         return scale[:, None, None] if self.per_head else scale
@@ -125,7 +130,6 @@ class TokenScaled:
     name: str
     dtype: DTypeLike
     largest: float
-    plain = False
 
     def scales(self, kv_heads: int) -> Leaves:
         return {}
@@ -147,6 +151,9 @@ class TokenScaled:
             )
         )
 
+    def operands(self, leaves: Leaves, scales: Leaves) -> Leaves:
+        return {**leaves, **_typed(leaves, self.dtype)}
+
     def _codes(self, x: Array) -> Array:
         if jnp.issubdtype(self.dtype, jnp.integer):
             return jnp.clip(jnp.round(x), -self.largest, self.largest).astype(self.dtype)
@@ -164,7 +171,6 @@ class Int4:
     group: int = 32
     key_dim: int = 0
     value_dim: int = 0
-    plain = False
 
     def scales(self, kv_heads: int) -> Leaves:
         return {}
@@ -188,6 +194,9 @@ class Int4:
             parts.append(values.reshape(*values.shape[:-2], -1)[..., :dim])
         return Record(*parts)
 
+    def operands(self, leaves: Leaves, scales: Leaves) -> None:
+        return None
+
 
 def to_fp8(x: Array, dtype: DTypeLike) -> Array:
     """The nearest 8-bit float; what is too large becomes the largest finite one."""
@@ -201,6 +210,11 @@ def _bits(x: Array) -> Array:
     XLA on CPU writes to an array of 8-bit floats by way of all of it in float16.
     """
     return jax.lax.bitcast_convert_type(x, jnp.uint8)
+
+
+def _typed(leaves: Leaves, dtype: DTypeLike) -> Leaves:
+    """The codes k and v as what they stand for, of 8-bit floats or integers."""
+    return {name: jax.lax.bitcast_convert_type(leaves[name], dtype) for name in ("k", "v")}
 
 
 def _numbers(codes: Array, dtype: DTypeLike) -> Array:

@@ -137,9 +137,10 @@ class KeptCache:
 
     def operands(self) -> dict[str, Array] | None:
         """Arguments of `ops.decode_attention`, where queries see all that is live."""
-        if not self.codec.plain or self.sight.window is not None:
+        arrays = self.codec.operands(self.leaves, self.scales)
+        if arrays is None or self.sight.window is not None:
             return None
-        return {"k": self.leaves["k"], "v": self.leaves["v"], "lengths": self.live}
+        return {**arrays, "lengths": self.live}
 
     def keep(self, indices: Array, room: int = 0) -> KeptCache:
         """Evict all but the slots named, as in `LayerCache.keep`."""

@@ -165,8 +165,11 @@ class PagedCache:
         return Block(*self.codec.decode(leaves, self.scales), held[:, None, :])
 
     def operands(self) -> dict[str, Array] | None:
-        """None: pages are read block by block."""
-        return None
+        """Arguments of `ops.decode_attention` that read the pages in place, if it can."""
+        arrays = self.codec.operands(self.leaves, self.scales)
+        if arrays is None:
+            return None
+        return {**arrays, "page_table": self.page_table, "lengths": self.n}
 
     def keep(self, indices: Array, room: int = 0) -> KeptCache:
         """Evict all but the slots named, as in `LayerCache.keep`; slot p is that of token p.

@@ -131,9 +131,8 @@ class SlotCache:
 
         Of a row's newest token alone: it sees all that a layout keeps, in whatever order.
         """
-        if not self.codec.plain:
-            return None
-        return {"k": self.leaves["k"], "v": self.leaves["v"], "lengths": self.layout.used(self.n)}
+        arrays = self.codec.operands(self.leaves, self.scales)
+        return None if arrays is None else {**arrays, "lengths": self.layout.used(self.n)}
 
     def keep(self, indices: Array, room: int = 0) -> KeptCache:
         """Evict all but the slots named, as in `LayerCache.keep`."""

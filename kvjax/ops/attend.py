@@ -12,6 +12,8 @@ from jax import Array
 from kvjax.cache import Block, LayerCache
 from kvjax.ops.checks import check_heads, check_q_sinks, check_sinks, describe, score_rule
 from kvjax.ops.decode import decode_attention
+from kvjax.ops.devices import current_gpu
+from kvjax.ops.implementations import warn_once
 from kvjax.ops.online import Partial, start, update
 from kvjax.ops.xla import over_tiles, see
 
@@ -84,6 +86,11 @@ def attend(
             return_lse=True,
         )
         return out[:, None], lse[:, None]
+    if q.shape[1] == 1 and current_gpu() is not None:
+        warn_once(
+            f"decoding on this GPU in plain JAX: no kernel reads a {type(cache).__name__} of this "
+            f"codec, or one with chunks, re-indexed sinks, or a window over evicted tokens"
+        )
     first = jax.eval_shape(cache.block, 0)
     for block in (first, *new):
         check_heads(q, block.k, block.v, axes=4)

@@ -6,20 +6,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from kvjax.ops.devices import Gpu
 from kvjax.ops.online import ScoreRule
 
 
-def capability() -> tuple[int, int] | None:
-    """Compute capability of the default device; None where that is no CUDA GPU."""
-    device = jax.local_devices()[0]
-    if "cuda" not in device.client.platform_version:
-        return None
-    major, minor = device.compute_capability.split(".")
-    return int(major), int(minor)
-
-
 def obstacle(
-    gpu: tuple[int, int] | None,
+    gpu: Gpu | None,
     q: Array,
     k: Array,
     v: Array,
@@ -29,12 +21,12 @@ def obstacle(
     sink_logits: Array | None,
     return_lse: bool,
 ) -> str | None:
-    """Why it cannot serve such a call on a GPU of that compute capability; None if it can."""
-    if gpu is None or gpu < (8, 0):
+    """Why it cannot serve such a call on that GPU; None if it can."""
+    if gpu is None or gpu.capability < (8, 0):
         return "it needs a CUDA GPU of compute capability 8.0 or later"
     if q.dtype not in (jnp.bfloat16, jnp.float16) or not q.dtype == k.dtype == v.dtype:
         return f"it needs q, k and v all in bf16 or all in f16, not {q.dtype}, {k.dtype}, {v.dtype}"
-    widest = 256 if gpu >= (9, 0) else 128
+    widest = 256 if gpu.capability >= (9, 0) else 128
     dim = q.shape[-1]
     if dim % 8 or dim > widest or v.shape[-1] != dim:
         return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from kvjax.ops.checks import describe
 
@@ -48,3 +48,25 @@ def merge(outs: Sequence[Array] | Array, lses: Sequence[Array] | Array) -> tuple
     parts = jnp.where((weights > 0)[..., None], parts, 0).astype(lse.dtype)
     out = (weights[..., None] * parts).sum(0) / jnp.where(total > 0, total, 1)[..., None]
     return out.astype(outs[0].dtype), shift + jnp.log(total)
+
+
+def merge_splits(outs: Array, lses: Array) -> tuple[Array, Array]:
+    """As `merge`, of f32 parts (splits, ..., HV) and (splits, ...), in one reduction.
+
+    For what a kernel leaves to be merged: XLA on GPUs makes one kernel of it, where `merge` takes
+    three. It has no derivative.
+    """
+    shift = jnp.broadcast_to(lses[..., None], outs.shape)
+    some = shift > -jnp.inf
+    parts = shift, jnp.where(some, 1.0, 0.0), jnp.where(some, outs, 0.0)
+
+    def both(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
+        most = jnp.maximum(a[0], b[0])
+        finite = jnp.where(most > -jnp.inf, most, 0.0)
+        decays = jnp.exp(a[0] - finite), jnp.exp(b[0] - finite)
+        return most, *(x * decays[0] + y * decays[1] for x, y in zip(a[1:], b[1:], strict=True))
+
+    nothing = jnp.float32(-jnp.inf), jnp.float32(0), jnp.float32(0)
+    most, total, weighted = lax.reduce(parts, nothing, both, (0,))
+    lse = jnp.where(total > 0, most + jnp.log(jnp.where(total > 0, total, 1.0)), -jnp.inf)
+    return weighted / jnp.where(total > 0, total, 1.0), lse[..., 0]

@@ -10,6 +10,7 @@ from jax import Array
 
 from kvjax.ops import cudnn, reference, xla
 from kvjax.ops.checks import check_heads, check_lengths, check_sinks, describe, score_rule
+from kvjax.ops.devices import current_gpu
 from kvjax.ops.implementations import choose
 
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
@@ -98,8 +99,9 @@ def prefill_attention(
     check_lengths(lengths, batch, most=tokens)
     check_sinks(sink_logits, heads)
     rule = score_rule(dim, scale=scale, soft_cap=soft_cap, window=window, chunk=chunk)
+    gpu = current_gpu()
     obstacle = cudnn.obstacle(
-        cudnn.capability(),
+        gpu,
         q,
         k,
         v,
@@ -108,7 +110,7 @@ def prefill_attention(
         sink_logits=sink_logits,
         return_lse=return_lse,
     )
-    run = choose(implementation, IMPLEMENTATIONS, {"cudnn": obstacle})
+    run = choose(implementation, IMPLEMENTATIONS, {"cudnn": obstacle}, gpu is not None)
     out, lse = run(q, k, v, lengths, sink_logits, rule)
     out = out.astype(q.dtype)
     return (out, lse) if return_lse else out

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from kvjax.ops.online import ScoreRule
+from kvjax.ops.stored import Stored
 
 
 def attention(
@@ -52,13 +53,14 @@ def attention(
 
 @partial(jax.jit, static_argnames="rule")
 def decode(
-    q: Array, k: Array, v: Array, lengths: Array, sink_logits: Array | None, rule: ScoreRule
+    q: Array, stored: Stored, lengths: Array, sink_logits: Array | None, rule: ScoreRule
 ) -> tuple[Array, Array]:
     """One query a row, q (B, N, H), the newest of the row's or head's `lengths` (B, K or 1)."""
-    slots = jnp.arange(k.shape[2])
+    slots = jnp.arange(stored.capacity)
     visible = slots < lengths[..., None]
     if rule.window is not None:
         visible &= slots >= lengths[..., None] - rule.window
+    k, v = stored.reader()(jnp.int32(0), stored.capacity)
     out, lse = attention(q[:, None], k, v, visible[:, None], sink_logits, rule)
     return out[:, 0], lse[:, 0]
 

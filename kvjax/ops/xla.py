@@ -24,6 +24,7 @@ from kvjax.ops.online import (
     ungroup,
     update,
 )
+from kvjax.ops.stored import Stored
 
 # The most slots that decode reads at a time; see `block_width`.
 DECODE_BLOCK = 512
@@ -33,28 +34,35 @@ QUERY_TILE, KEY_TILE = 128, 256
 
 @partial(jax.jit, static_argnames="rule")
 def decode(
-    q: Array, k: Array, v: Array, lengths: Array, sink_logits: Array | None, rule: ScoreRule
+    q: Array, stored: Stored, lengths: Array, sink_logits: Array | None, rule: ScoreRule
 ) -> tuple[Array, Array]:
     """As `reference.decode`, lengths (B, K or 1), with out in q's dtype."""
-    capacity = k.shape[2]
-    width = block_width(DECODE_BLOCK, k.shape)
-    q = group_queries(q[:, None], k.shape[1])
+    capacity, size = stored.capacity, stored.page_size
+    shape = (len(q), stored.kv_heads, capacity, stored.key_dim)
+    width = block_width(DECODE_BLOCK, shape)
+    if size is not None:
+        width = max(width // size, 1) * size
+    read = stored.reader()
+    q = group_queries(q[:, None], stored.kv_heads)
     longest = lengths.max(1)  # (B,), of each row's heads
     # Without a window all rows begin at slot 0, and one slice serves the batch. With one, each row
     # begins at its own, so that ragged rows cost no more than one.
     begin = jnp.int32(0) if rule.window is None else jnp.maximum(longest - rule.window, 0)
+    if size is not None:
+        begin = begin // size * size
 
     def body(i: Array, seen: Partial) -> Partial:
         first = begin + i * width
-        slot = jnp.minimum(first, capacity - width)  # the last block starts early, to be whole
+        # The last block of a row of slots starts early, to be whole.
+        slot = first if size is not None else jnp.minimum(first, capacity - width)
         slots = slot[..., None, None] + jnp.arange(width, dtype=slot.dtype)
         fresh = (slots >= first[..., None, None]) & (slots < lengths[..., None])
         positions = jnp.where(fresh, slots, -1)  # (B, K or 1, C)
-        block = Block(_slots(k, slot, width), _slots(v, slot, width), positions)
+        block = Block(*read(slot, width), positions)
         return update(seen, q, longest[:, None] - 1, block, rule)
 
     trips = (jnp.max(longest - begin) + width - 1) // width
-    seen = jax.lax.fori_loop(0, trips, body, start(q, v.shape[-1], sink_logits))
+    seen = jax.lax.fori_loop(0, trips, body, start(q, stored.value_dim, sink_logits))
     out, lse = (ungroup(x)[:, 0] for x in finish(seen))
     return out.astype(q.dtype), lse
 
@@ -113,13 +121,6 @@ def see(seen: Partial, q: Array, positions: Array, block: Block, rule: ScoreRule
         *(split(x, 2, KEY_TILE, fill) for x, fill in ((block.k, 0), (block.v, 0), (pos, -1)))
     )
     return jax.lax.scan(body, seen, parts)[0]
-
-
-def _slots(x: Array, first: Array, width: int) -> Array:
-    """`width` slots of x (B, K, S, ...) from `first` on: () for all rows, or (B,) for each row."""
-    if first.ndim == 0:
-        return jax.lax.dynamic_slice_in_dim(x, first, width, axis=2)
-    return jax.vmap(lambda row, i: jax.lax.dynamic_slice_in_dim(row, i, width, 1))(x, first)
 
 
 def split(x: Array, axis: int, width: int, fill: int) -> Array:

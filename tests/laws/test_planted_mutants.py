@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from kvjax.cache import Dense, PagedCache, Ring, Sight, SlotCache, codecs
-from kvjax.cache.codecs import TokenScaled
+from kvjax.cache.codecs import Cast, TokenScaled
 from kvjax.nn import Shared, attention
 from kvjax.ops import online, xla
 from laws import checks
@@ -40,7 +40,10 @@ def without_the_oldest(old):
 
 
 def sinks_of_exact_codecs_alone(old):
-    return property(lambda self: old.fget(self) if self.codec.plain else Sight(self.layout.window))
+    def sight(self):
+        return old.fget(self) if isinstance(self.codec, Cast) else Sight(self.layout.window)
+
+    return property(sight)
 
 
 def scales_of_values(old):
@@ -119,7 +122,7 @@ MUTANTS = {
         Axes("windowed", "dense", "f32"), whole, online.ScoreRule, "visible", longer_window
     ),
     "a ring without its oldest": Mutant(
-        Axes("windowed", "ring", "int8"), whole, Ring, "held", without_the_oldest
+        Axes("windowed", "ring", "int4"), whole, Ring, "held", without_the_oldest
     ),
     "a ring written before it is read": Mutant(
         Axes("windowed", "ring", "f32"),

@@ -1,5 +1,6 @@
 """When cuDNN serves a prefill, and with which arguments it is called."""
 
+import warnings
 from functools import partial
 
 import jax
@@ -7,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kvjax.ops import cudnn, prefill_attention, reference
+from kvjax.ops import cudnn, implementations, prefill_attention, reference
+from kvjax.ops.devices import Gpu
 from kvjax.ops.implementations import choose
 from kvjax.ops.online import ScoreRule
 
-H100, A100, V100 = (9, 0), (8, 0), (7, 0)
+H100, A100, V100, B300 = (Gpu(capability, 100) for capability in ((9, 0), (8, 0), (7, 0), (10, 3)))
 
 
 def obstacle(gpu, *, dim=128, value_dim=None, dtype="bfloat16", k_dtype=None, **settings):
@@ -30,7 +32,7 @@ def obstacle(gpu, *, dim=128, value_dim=None, dtype="bfloat16", k_dtype=None, **
         (A100, {}),
         (A100, {"dtype": "float16", "dim": 80}),
         (H100, {"dim": 256}),
-        ((10, 3), {"dim": 256}),
+        (B300, {"dim": 256}),
     ],
     ids=str,
 )
@@ -96,10 +98,14 @@ def test_a_gpu_would_get_it(draw, monkeypatch):
         called.append(q.dtype)
         return jnp.zeros_like(q), None
 
-    monkeypatch.setattr(cudnn, "capability", lambda: H100)
+    implementations.warn_once.cache_clear()
+    monkeypatch.setitem(prefill_attention.__globals__, "current_gpu", lambda: H100)
     monkeypatch.setitem(prefill_attention.__globals__["IMPLEMENTATIONS"], "cudnn", stand_in)
     run = partial(prefill_attention, *draw(1, (2, 1), 4, (8, 8), tokens=4, dtype="bfloat16"))
     run()
     assert called == [jnp.bfloat16]
-    assert np.asarray(run(soft_cap=5.0), np.float32).any()
+    with pytest.warns(UserWarning, match="'xla' and not as 'cudnn': it has neither a soft cap"):
+        assert np.asarray(run(soft_cap=5.0), np.float32).any()
     assert called == [jnp.bfloat16]
+    with warnings.catch_warnings(action="error"):
+        run(soft_cap=5.0)

@@ -8,6 +8,7 @@ import pytest
 from kvjax.cache.common import block_width
 from kvjax.ops import decode_attention, reference, xla
 from kvjax.ops.online import ScoreRule
+from kvjax.ops.stored import Stored
 
 LENGTHS = jnp.array([0, 1, 7, 8, 9, 20])
 ROWS = LENGTHS[:, None]  # as implementations take them
@@ -220,25 +221,27 @@ def test_sinks_and_cap_by_hand(implementation):
     np.testing.assert_allclose(lse.item(), np.log(np.exp(2) + 1), rtol=1e-6)
 
 
+def decode(q, k, v, lengths, sinks, rule):
+    return reference.decode(q, Stored((k,), v), lengths, sinks, rule)
+
+
 FAULTY = {
     "all zero": lambda q, k, v, lengths, sinks, rule: tuple(
-        jnp.zeros_like(x) for x in reference.decode(q, k, v, lengths, sinks, rule)
+        jnp.zeros_like(x) for x in decode(q, k, v, lengths, sinks, rule)
     ),
-    "values built from keys": lambda q, k, v, lengths, sinks, rule: reference.decode(
+    "values built from keys": lambda q, k, v, lengths, sinks, rule: decode(
         q, k, k, lengths, sinks, rule
     ),
-    "window shifted by one": lambda q, k, v, lengths, sinks, rule: reference.decode(
+    "window shifted by one": lambda q, k, v, lengths, sinks, rule: decode(
         q, k, v, lengths, sinks, ScoreRule(rule.scale, rule.soft_cap, rule.window + 1)
     ),
-    "length short by one": lambda q, k, v, lengths, sinks, rule: reference.decode(
+    "length short by one": lambda q, k, v, lengths, sinks, rule: decode(
         q, k, v, jnp.maximum(lengths - 1, 0), sinks, rule
     ),
-    "query heads dealt out in turn": lambda q, k, v, lengths, sinks, rule: reference.decode(
+    "query heads dealt out in turn": lambda q, k, v, lengths, sinks, rule: decode(
         q.reshape(len(q), 3, 2, -1).swapaxes(1, 2).reshape(q.shape), k, v, lengths, sinks, rule
     ),
-    "sinks forgotten": lambda q, k, v, lengths, sinks, rule: reference.decode(
-        q, k, v, lengths, None, rule
-    ),
+    "sinks forgotten": lambda q, k, v, lengths, sinks, rule: decode(q, k, v, lengths, None, rule),
 }
 
 
@@ -248,7 +251,7 @@ def test_the_comparison_rejects(fault, dtype, draw, assert_same):
     """Each fault alone in out, and in LSE where it shows there, fails the tests above."""
     inputs = draw(6, (6, 2), 20, (16, 16), dtype=dtype)
     rule, sinks = ScoreRule(0.25, None, 4), jnp.linspace(-2, 2, 6)
-    want = reference.decode(*inputs, ROWS, sinks, rule)
+    want = decode(*inputs, ROWS, sinks, rule)
     bad_out, bad_lse = FAULTY[fault](*inputs, ROWS, sinks, rule)
     with pytest.raises(AssertionError):
         assert_same((bad_out.astype(dtype), want[1]), want)
@@ -379,11 +382,52 @@ BAD = {
     "window 0": ({}, {"window": 0}, "window=0; accepted are 1 and more keys, or None"),
     "cap 0": ({}, {"soft_cap": 0.0}, "soft_cap=0.0"),
     "sinks of K heads": ({}, {"sink_logits": jnp.zeros(2)}, "sink_logits is float32[2]"),
-    "no such kernel": (
+    "no such implementation": (
+        {},
+        {"implementation": "triton"},
+        "implementation='triton': there is none of that name for this op; accepted here are "
+        "None, 'xla', 'reference'",
+    ),
+    "no GPU": (
         {},
         {"implementation": "mosaic_gpu"},
-        "implementation='mosaic_gpu': there is none of that name for this op; accepted here are "
-        "None, 'xla', 'reference'",
+        "implementation='mosaic_gpu': it needs an NVIDIA GPU, or interpret=True; accepted here",
+    ),
+    "interpreted XLA": (
+        {},
+        {"implementation": "xla", "interpret": True},
+        "interpret=True: accepted beside implementation='xla' is False",
+    ),
+    "codes without scales": (
+        {"k": jnp.zeros((2, 2, 5, 8), jnp.int8), "v": jnp.zeros((2, 2, 5, 8), jnp.int8)},
+        {},
+        "k_scale is None; accepted beside k int8[2, 2, 5, 8] is float32 [] or [2] or [2, 2, 5]",
+    ),
+    "scales of two shapes": (
+        {"k": jnp.zeros((2, 2, 5, 8), jnp.int8), "v": jnp.zeros((2, 2, 5, 8), jnp.int8)},
+        {"k_scale": jnp.ones(2), "v_scale": jnp.ones(())},
+        "v_scale is float32[]; accepted beside k int8[2, 2, 5, 8] is float32 [2]",
+    ),
+    "codes beside numbers": (
+        {"k": jnp.zeros((2, 2, 5, 8), jnp.int8)},
+        {"k_scale": jnp.ones(())},
+        "v is float32[2, 2, 5, 8]; accepted beside k int8[2, 2, 5, 8] is the same dtype",
+    ),
+    "scales of numbers": ({}, {"v_scale": jnp.ones(())}, "v_scale is float32[]; accepted"),
+    "a table of one axis": (
+        {},
+        {"page_table": jnp.zeros(2, jnp.int32)},
+        "page_table is int32[2]; accepted are int32 (2, max_pages)",
+    ),
+    "a live slot without a page": (
+        {},
+        {"page_table": jnp.array([[0, -1], [-1, 0]])},
+        "page_table=[[0, -1], [-1, 0]]; accepted are 0 to 1 for the pages that lengths=[5, 2] take",
+    ),
+    "more than the table has": (
+        {"lengths": jnp.array([5, 11])},
+        {"page_table": jnp.array([[0, 1], [1, 0]])},
+        "lengths=[5, 11]; accepted are 0 to 10",
     ),
 }
 
@@ -402,10 +446,10 @@ def test_what_does_not_fit_is_refused(case):
 
 
 def test_integers_are_refused():
-    with pytest.raises(ValueError, match=r"k is int8.*floats of 4 axes"):
+    with pytest.raises(ValueError, match=r"k is int32.*floats of 4 axes"):
         decode_attention(
             jnp.zeros((1, 1, 4)),
-            jnp.zeros((1, 1, 2, 4), jnp.int8),
+            jnp.zeros((1, 1, 2, 4), jnp.int32),
             jnp.zeros((1, 1, 2, 4)),
             jnp.array([1]),
         )

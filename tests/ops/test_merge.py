@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvjax.ops import decode_attention, merge
+from kvjax.ops.merge import merge_splits
 
 KEYS = 12
 
@@ -96,3 +97,15 @@ def test_dtypes_are_kept():
 def test_what_does_not_fit_is_refused(outs, lses):
     with pytest.raises(ValueError, match="accepted are one or more outs of one shape"):
         merge([jnp.zeros(s) for s in outs], [jnp.zeros(s) for s in lses])
+
+
+def test_splits_in_one_reduction_are_the_same():
+    """Parts without keys among them, which hold NaN, and a row that has none at all."""
+    rng = np.random.default_rng(0)
+    outs, lses = rng.normal(size=(5, 3, 2, 4)), rng.normal(scale=40, size=(5, 3, 2))
+    lses[1], lses[:, 2], lses[0, 0, 1] = -np.inf, -np.inf, -np.inf
+    outs[np.isneginf(lses)] = np.nan
+    parts = jnp.asarray(outs, jnp.float32), jnp.asarray(lses, jnp.float32)
+    for got, want in zip(merge_splits(*parts), merge(*parts), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+    assert np.isneginf(merge_splits(*parts)[1][2]).all()

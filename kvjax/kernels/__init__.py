@@ -1,0 +1,1 @@
+"""Pallas kernels, a package for each back end; `kvjax.ops` alone calls them."""
