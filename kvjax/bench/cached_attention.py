@@ -72,7 +72,7 @@ class CacheCase:
     @property
     def flop_per_step(self) -> int:
         """FLOP of the products of the queries with K, and of the weights with V."""
-        return self.batch * self.layer.decode_flop(self.length)
+        return self.batch * self.layer.attention_flop(self.length)
 
     def filled(self, seed: int = 0) -> LayerCache:
         """The cache with random records of all tokens but the newest."""
