@@ -7,9 +7,9 @@ from typing import Any
 from jax._src.core import jaxprs_in_params
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-# What the simulation says of a race, and of a stage that is filled again while it is still waited
-# for.
-SIGNS = ("RACE DETECTED", "no threads observed")
+# What the simulation says of a race, and of a barrier that was completed once more than it was
+# waited for.
+SIGNS = ("RACE DETECTED", "no threads observed", "had only observed barrier")
 
 
 def api(**changed) -> SimpleNamespace:
