@@ -4,6 +4,7 @@ from kvjax.cache.container import Cache, CodecChoice, LayoutChoice, PerLayer, in
 from kvjax.cache.kept import KeptCache
 from kvjax.cache.kivi import KiviCache
 from kvjax.cache.kivi_codec import Kivi
+from kvjax.cache.latents import Latents
 from kvjax.cache.layouts import Dense, Ring, Sight, SinkRing
 from kvjax.cache.paged import Paged, PagedCache
 from kvjax.cache.protocol import Block, CapacityError, LayerCache, Record
@@ -19,6 +20,7 @@ __all__ = [
     "KeptCache",
     "Kivi",
     "KiviCache",
+    "Latents",
     "LayerCache",
     "LayerScales",
     "LayoutChoice",

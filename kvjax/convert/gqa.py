@@ -167,7 +167,13 @@ def _bind(config: dict[str, Any], names: tuple[str, ...]) -> _Model:
     family, decoder = read_decoder(config)
     bindings = match(family, bind(family, decoder), names, decoder.tied)
     by_name = {binding.name: binding for binding in bindings.values()}
-    return _Model(config, decoder.attention[0], by_name)
+    attention = decoder.attention[0]
+    if not isinstance(attention, AttentionConfig):
+        raise ValueError(
+            f"model_type={config['model_type']!r} keeps latents; accepted are models with keys and "
+            f"values for each KV head"
+        )
+    return _Model(config, attention, by_name)
 
 
 def _with_kv_heads(source: _Model, kv_heads: int, allow_kvjax_only: bool) -> _Model:
@@ -229,8 +235,9 @@ def _convert(
     """A stored tensor for the target. Only those that hold KV heads have another shape there."""
     if old.shape == new.shape:
         return stored
-    assert old.attention is not None  # the tensor is a layer's
-    assert new.attention is not None
+    # The tensor is a layer's, and the layers have KV heads.
+    assert isinstance(old.attention, AttentionConfig)
+    assert isinstance(new.attention, AttentionConfig)
     heads, new_heads = old.attention.kv_heads, new.attention.kv_heads
     parameter = old.layout.read(stored, old.attention)
     if ".qkv." in old.path:

@@ -19,7 +19,7 @@ from kvjax.cache.scales import Scales, static_codec
 from kvjax.engine.calibrate import check_batch
 from kvjax.engine.score import score
 from kvjax.nn import Attention, Decoder
-from kvjax.nn.watch import Projections, projections
+from kvjax.nn.watch import Projections, attention_modules, projections
 from kvjax.ops import attend
 
 
@@ -106,11 +106,12 @@ def codec_error(
     def cache(codec: PerLayer[CodecChoice], scales: Scales | None = None) -> Any:
         return model.init_cache(batch, length, layout, codec, scales=scales)
 
+    modules = attention_modules(model)
     exact, coded = cache("f32"), cache(codec, scales)
     seen, layers = _projections(model, ids, real), []
     pairs = zip(exact.layers, coded.layers, strict=True)
     for i, pair in zip(model.config.cached, pairs, strict=True):
-        module, eight_bits = model.layers[i].attention, _eight_bits(scales, i)
+        module, eight_bits = modules[i], _eight_bits(scales, i)
         layers.append(_layer_error(i, module, seen[i], real, *pair, eight_bits))
     text: dict[str, Any] = {"tokens": jnp.asarray(ids), "count": jnp.asarray(real), "chunk": 1}
     reference, _ = score(model, cache=cache("f32"), **text)

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from kvjax.models import llama
 from kvjax.models.family import PAIRS_IN_HEADS, Family, Tensor
-from kvjax.nn import DecoderConfig, NormConfig
+from kvjax.nn import AttentionConfig, DecoderConfig, NormConfig
+from kvjax.nn.sharing import AnyAttentionConfig
 from kvjax.sizing import ModelSpec
 
 _ROTATED = ("layers.{i}.attention.q.", "layers.{i}.attention.k.")
@@ -30,10 +31,7 @@ def decoder(config: dict, spec: ModelSpec) -> DecoderConfig:
     base = llama.decoder({"tie_word_embeddings": True, **config}, spec)
     return replace(
         base,
-        attention=tuple(
-            layer if layer.window is not None else replace(layer, rope=None)
-            for layer in base.attention
-        ),
+        attention=tuple(map(_without_rope_over_all, base.attention)),
         norm=NormConfig("layer", config.get("layer_norm_eps", 1e-5), bias=False),
         parallel_residual=True,
         shared_norm=True,
@@ -42,3 +40,9 @@ def decoder(config: dict, spec: ModelSpec) -> DecoderConfig:
 
 
 FAMILY = Family("cohere2", decoder, TENSORS)
+
+
+def _without_rope_over_all(layer: AnyAttentionConfig) -> AnyAttentionConfig:
+    """Only layers with a window are rotated."""
+    assert isinstance(layer, AttentionConfig)
+    return layer if layer.window is not None else replace(layer, rope=None)

@@ -19,6 +19,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from kvjax.nn import AttentionConfig, Decoder, DecoderConfig
+from kvjax.nn.sharing import AnyAttentionConfig
 from kvjax.sizing import ModelSpec
 
 type Shape = tuple[int, ...]
@@ -31,11 +32,11 @@ class Layout(Protocol):
         """Stored shape of a parameter of this canonical shape."""
         ...
 
-    def read(self, stored: np.ndarray, attention: AttentionConfig | None) -> np.ndarray:
+    def read(self, stored: np.ndarray, attention: AnyAttentionConfig | None) -> np.ndarray:
         """Stored -> canonical; a view where it can be."""
         ...
 
-    def write(self, parameter: np.ndarray, attention: AttentionConfig | None) -> np.ndarray:
+    def write(self, parameter: np.ndarray, attention: AnyAttentionConfig | None) -> np.ndarray:
         """Canonical -> stored."""
         ...
 
@@ -46,10 +47,10 @@ class Same:
     def shape(self, shape: Shape) -> Shape:
         return shape
 
-    def read(self, stored: np.ndarray, attention: AttentionConfig | None) -> np.ndarray:
+    def read(self, stored: np.ndarray, attention: AnyAttentionConfig | None) -> np.ndarray:
         return stored
 
-    def write(self, parameter: np.ndarray, attention: AttentionConfig | None) -> np.ndarray:
+    def write(self, parameter: np.ndarray, attention: AnyAttentionConfig | None) -> np.ndarray:
         return parameter
 
 
@@ -59,10 +60,10 @@ class Transposed:
     def shape(self, shape: Shape) -> Shape:
         return shape[::-1]
 
-    def read(self, stored: np.ndarray, attention: AttentionConfig | None) -> np.ndarray:
+    def read(self, stored: np.ndarray, attention: AnyAttentionConfig | None) -> np.ndarray:
         return stored.T
 
-    def write(self, parameter: np.ndarray, attention: AttentionConfig | None) -> np.ndarray:
+    def write(self, parameter: np.ndarray, attention: AnyAttentionConfig | None) -> np.ndarray:
         return parameter.T
 
 
@@ -75,7 +76,7 @@ class GroupedByKVHead:
     def shape(self, shape: Shape) -> Shape:
         return shape[::-1]
 
-    def read(self, stored: np.ndarray, attention: AttentionConfig | None) -> np.ndarray:
+    def read(self, stored: np.ndarray, attention: AnyAttentionConfig | None) -> np.ndarray:
         assert attention is not None  # the tensor is a layer's
         a, rest = attention, stored.shape[1:]
         group = a.query_heads // a.kv_heads
@@ -83,8 +84,8 @@ class GroupedByKVHead:
         parts = (blocks[:, :group], blocks[:, group], blocks[:, group + 1])
         return np.concatenate([part.reshape(-1, *rest) for part in parts]).T
 
-    def write(self, parameter: np.ndarray, attention: AttentionConfig | None) -> np.ndarray:
-        assert attention is not None  # the tensor is a layer's
+    def write(self, parameter: np.ndarray, attention: AnyAttentionConfig | None) -> np.ndarray:
+        assert isinstance(attention, AttentionConfig)  # the tensor is a layer's
         a, rest = attention, parameter.shape[:-1]
         parts = np.split(parameter.T, np.cumsum(a.qkv_widths)[:2])
         blocks = [part.reshape(a.kv_heads, -1, a.key_dim, *rest) for part in parts]
@@ -97,10 +98,10 @@ class Interleaved:
     def shape(self, shape: Shape) -> Shape:
         return shape
 
-    def read(self, stored: np.ndarray, attention: AttentionConfig | None) -> np.ndarray:
+    def read(self, stored: np.ndarray, attention: AnyAttentionConfig | None) -> np.ndarray:
         return np.concatenate([stored[..., 0::2], stored[..., 1::2]], axis=-1)
 
-    def write(self, parameter: np.ndarray, attention: AttentionConfig | None) -> np.ndarray:
+    def write(self, parameter: np.ndarray, attention: AnyAttentionConfig | None) -> np.ndarray:
         return np.stack(np.split(parameter, 2, axis=-1), axis=-1).reshape(parameter.shape)
 
 
@@ -113,12 +114,12 @@ class PairsInHeads:
     def shape(self, shape: Shape) -> Shape:
         return shape[::-1]
 
-    def read(self, stored: np.ndarray, attention: AttentionConfig | None) -> np.ndarray:
+    def read(self, stored: np.ndarray, attention: AnyAttentionConfig | None) -> np.ndarray:
         assert attention is not None  # the tensor is a layer's
         heads = stored.T.reshape(*stored.shape[1:], -1, attention.key_dim)
         return INTERLEAVED.read(heads, attention).reshape(stored.T.shape)
 
-    def write(self, parameter: np.ndarray, attention: AttentionConfig | None) -> np.ndarray:
+    def write(self, parameter: np.ndarray, attention: AnyAttentionConfig | None) -> np.ndarray:
         assert attention is not None  # the tensor is a layer's
         heads = parameter.reshape(*parameter.shape[:-1], -1, attention.key_dim)
         return INTERLEAVED.write(heads, attention).reshape(parameter.shape).T
@@ -168,7 +169,7 @@ class Binding(NamedTuple):
     name: str
     path: str
     layout: Layout
-    attention: AttentionConfig | None
+    attention: AnyAttentionConfig | None
     shape: Shape  # as stored
     alias: str | None = None
 

@@ -2,6 +2,7 @@
 
 from kvjax.nn.attention import Attention, AttentionConfig
 from kvjax.nn.decoder import Decoder, DecoderConfig
+from kvjax.nn.latent import LatentAttention, LatentAttentionConfig
 from kvjax.nn.mlp import MlpConfig
 from kvjax.nn.moe import ClampedSwiglu, MoeConfig
 from kvjax.nn.norm import NormConfig
@@ -15,6 +16,8 @@ __all__ = [
     "ClampedSwiglu",
     "Decoder",
     "DecoderConfig",
+    "LatentAttention",
+    "LatentAttentionConfig",
     "LinearScaling",
     "Llama3Scaling",
     "MlpConfig",

@@ -88,6 +88,10 @@ class AttentionConfig:
             self.kv_heads * self.value_dim,
         )
 
+    def build(self, dtype: DTypeLike, rngs: nnx.Rngs) -> Attention:
+        """The module."""
+        return Attention(self, dtype=dtype, rngs=rngs)
+
 
 class Attention(nnx.Module):
     """Causal self-attention: `y, cache = module(x, positions, cache)`."""

@@ -21,12 +21,11 @@ from kvjax.cache import (
     Scales,
     init_layer_cache,
 )
-from kvjax.nn.attention import Attention, AttentionConfig
 from kvjax.nn.mlp import MlpConfig
 from kvjax.nn.moe import MoeConfig
 from kvjax.nn.norm import NormConfig
 from kvjax.nn.shared import Shared
-from kvjax.nn.sharing import check_sharing, producers_of, span_of_readers
+from kvjax.nn.sharing import AnyAttentionConfig, check_sharing, producers_of, span_of_readers
 
 type Positions = Literal["all", "last"]
 
@@ -52,7 +51,7 @@ class DecoderConfig:
 
     vocab_size: int
     d_model: int
-    attention: tuple[AttentionConfig, ...]
+    attention: tuple[AnyAttentionConfig, ...]
     mlp: MlpConfig | MoeConfig
     norm: NormConfig = NormConfig()
     pre_norm: bool = True
@@ -89,10 +88,10 @@ class Layer(nnx.Module):
     """Attention and MLP, each with its residual connection."""
 
     def __init__(
-        self, config: DecoderConfig, attention: AttentionConfig, dtype: DTypeLike, rngs: nnx.Rngs
+        self, config: DecoderConfig, attention: AnyAttentionConfig, dtype: DTypeLike, rngs: nnx.Rngs
     ):
         self.config = config
-        self.attention = Attention(attention, dtype=dtype, rngs=rngs)
+        self.attention = attention.build(dtype, rngs)
         self.mlp = config.mlp.build(config.d_model, dtype, rngs)
         if config.pre_norm:
             self.attention_norm = config.norm.build(config.d_model, dtype, rngs)
@@ -107,7 +106,8 @@ class Layer(nnx.Module):
     ) -> tuple[Array, LayerCache | Shared | None]:
         pre, post = self.config.pre_norm, self.config.post_norm
         normed = self.attention_norm(x) if pre else x
-        attended, cache = self.attention(normed, positions, cache)
+        attention: Any = self.attention  # either kind; only one of them takes what is shared
+        attended, cache = attention(normed, positions, cache)
         if post:
             attended = self.attention_post_norm(attended)
         if not self.config.shared_norm:

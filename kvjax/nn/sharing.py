@@ -12,6 +12,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from kvjax.nn.attention import AttentionConfig
+from kvjax.nn.latent import LatentAttentionConfig
+
+type AnyAttentionConfig = AttentionConfig | LatentAttentionConfig
 
 # What must be equal for one layer to read the keys of another: keys are rotated once, by their
 # producer.
@@ -91,14 +94,14 @@ def share(
     return layers
 
 
-def producers_of(attention: Sequence[AttentionConfig]) -> tuple[int, ...]:
+def producers_of(attention: Sequence[AnyAttentionConfig]) -> tuple[int, ...]:
     """The map of these layers."""
     return tuple(
         i if layer.shares_with is None else layer.shares_with for i, layer in enumerate(attention)
     )
 
 
-def span_of_readers(attention: Sequence[AttentionConfig], producer: int) -> int | None:
+def span_of_readers(attention: Sequence[AnyAttentionConfig], producer: int) -> int | None:
     """The most keys that a query of any layer with that producer sees; None for all."""
     spans = [
         layer.span
@@ -108,7 +111,7 @@ def span_of_readers(attention: Sequence[AttentionConfig], producer: int) -> int 
     return None if None in spans else max(span for span in spans if span is not None)
 
 
-def check_sharing(attention: Sequence[AttentionConfig]) -> None:
+def check_sharing(attention: Sequence[AnyAttentionConfig]) -> None:
     """Raise ValueError for a layer that cannot read the keys and values that it is to share."""
     for i, layer in enumerate(attention):
         producer = layer.shares_with
@@ -121,6 +124,8 @@ def check_sharing(attention: Sequence[AttentionConfig]) -> None:
                 f"as in arXiv:2405.10637, needs its keys before they are made)"
             )
         made = attention[producer]
+        if not isinstance(made, AttentionConfig):
+            raise ValueError(f"{where}, which keeps latents; accepted: one with keys and values")
         if made.shares_with is not None:
             raise ValueError(
                 f"{where}, which shares itself; accepted: a layer that makes its own keys and "

@@ -31,12 +31,14 @@ class Projections(NamedTuple):
 
 def attention_modules(model: Decoder) -> list[Attention]:
     """Of each layer; ValueError where one is of another kind."""
+    modules = []
     for i, layer in enumerate(model.layers):
         if not isinstance(layer.attention, Attention):
             raise ValueError(
                 f"layers[{i}].attention: got {type(layer.attention).__name__}; accepted: Attention"
             )
-    return [layer.attention for layer in model.layers]
+        modules.append(layer.attention)
+    return modules
 
 
 def with_attention(model: Decoder, wrap: Callable[[Any], Any]) -> Decoder:

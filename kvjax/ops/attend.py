@@ -9,18 +9,19 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from kvjax.cache import Block, LayerCache
+from kvjax.cache import Block, Latents, LayerCache
 from kvjax.ops.checks import check_heads, check_q_sinks, check_sinks, describe, score_rule
 from kvjax.ops.decode import decode_attention
 from kvjax.ops.devices import current_gpu
 from kvjax.ops.implementations import warn_once
+from kvjax.ops.latent import latent_decode_attention
 from kvjax.ops.online import Partial, start, update
 from kvjax.ops.xla import over_tiles, see
 
 
 def attend(
     q: Array,
-    cache: LayerCache,
+    cache: LayerCache | Latents,
     q_positions: Array,
     *,
     window: int | None = None,
@@ -41,8 +42,9 @@ def attend(
 
     Args:
       q: (B, T, N, H); query head n reads KV head n // (N // K).
-      cache: one layer's cache. One query a row with nothing in `new` goes to `decode_attention` if
-        the cache has operands for it; it must then be its row's newest token, or padding.
+      cache: one layer's cache, or `Latents`, to be read by absorbed queries. One query a row with
+        nothing in `new` goes to `decode_attention`, or `latent_decode_attention`, if the cache has
+        operands for it; it must then be its row's newest token, or padding.
       q_positions: (B, T) integers, absolute; -1 for padding, whose output is finite.
       window, sink_logits, soft_cap, scale: as in `decode_attention`.
       chunk: tokens of a chunk beyond which nothing is seen (Llama 4); None for none.
@@ -76,14 +78,13 @@ def attend(
         lengths = operands["lengths"]
         seen = (q_positions + 1).reshape(-1, *(1,) * (lengths.ndim - 1))
         operands["lengths"] = jnp.minimum(lengths, seen)
-        out, lse = decode_attention(
+        out, lse = _decode(
             q[:, 0],
-            **operands,
+            operands,
             window=None if kept else window,
             sink_logits=sink_logits,
             soft_cap=soft_cap,
             scale=scale,
-            return_lse=True,
         )
         return out[:, None], lse[:, None]
     if q.shape[1] == 1 and current_gpu() is not None:
@@ -130,6 +131,14 @@ def attend(
         return over_tiles(tile, q, q_positions, kv_heads)
     both = jnp.concatenate([q, q_sinks], axis=-1)
     return over_tiles(tile_of_both, both, q_positions, kv_heads)
+
+
+def _decode(q: Array, operands: dict[str, Any], **settings: Any) -> tuple[Array, Array]:
+    """Queries (B, N, H) over a cache's arrays; latents have queries for them and for rope keys."""
+    if "latent" not in operands:
+        return decode_attention(q, **operands, **settings, return_lse=True)
+    absorbed, rope = jnp.split(q, [operands["latent"].shape[-1]], axis=-1)
+    return latent_decode_attention(absorbed, rope, **operands, **settings, return_lse=True)
 
 
 def _without(block: Block, sinks: int) -> Block:

@@ -7,7 +7,7 @@ from typing import Literal, overload
 import jax.numpy as jnp
 from jax import Array
 
-from kvjax.ops.checks import check_slots, describe, score_rule
+from kvjax.ops.checks import check_sinks, check_slots, describe, score_rule
 from kvjax.ops.decode import decode_stored
 from kvjax.ops.stored import Stored
 
@@ -23,6 +23,8 @@ def latent_decode_attention(
     scale: float,
     page_table: Array | None = ...,
     window: int | None = ...,
+    sink_logits: Array | None = ...,
+    soft_cap: float | None = ...,
     return_lse: Literal[False] = ...,
     implementation: str | None = ...,
     interpret: bool = ...,
@@ -40,6 +42,8 @@ def latent_decode_attention(
     scale: float,
     page_table: Array | None = ...,
     window: int | None = ...,
+    sink_logits: Array | None = ...,
+    soft_cap: float | None = ...,
     return_lse: Literal[True],
     implementation: str | None = ...,
     interpret: bool = ...,
@@ -56,6 +60,8 @@ def latent_decode_attention(
     scale: float,
     page_table: Array | None = None,
     window: int | None = None,
+    sink_logits: Array | None = None,
+    soft_cap: float | None = None,
     return_lse: bool = False,
     implementation: str | None = None,
     interpret: bool = False,
@@ -74,7 +80,8 @@ def latent_decode_attention(
       lengths: (B,) integers, live slots of each row, the newest token included; 0 to S.
       scale: factor of the scores: of the heads before absorption, (H + R) ** -0.5 or what a model
         makes of it. It cannot be told from the shapes here.
-      page_table, window, return_lse, implementation, interpret: as in `decode_attention`.
+      page_table, window, sink_logits, soft_cap, return_lse, implementation, interpret: as in
+        `decode_attention`.
 
     Returns:
       out (B, N, L) in q_latent's dtype, to be multiplied with the values' up-projection; with
@@ -86,9 +93,10 @@ def latent_decode_attention(
     _check(q_latent, q_rope, latent, k_rope, paged=page_table is not None)
     stored = Stored((latent[:, None], k_rope[:, None]), None, page_table)
     check_slots(stored, lengths, batch=len(q_latent))
-    rule = score_rule(stored.key_dim, scale=scale, soft_cap=None, window=window)
+    check_sinks(sink_logits, q_latent.shape[1])
+    rule = score_rule(stored.key_dim, scale=scale, soft_cap=soft_cap, window=window)
     q = jnp.concatenate([q_latent, q_rope], axis=-1)
-    out, lse = decode_stored(q, stored, lengths, None, rule, implementation, interpret)
+    out, lse = decode_stored(q, stored, lengths, sink_logits, rule, implementation, interpret)
     return (out, lse) if return_lse else out
 
 

@@ -27,8 +27,7 @@ def forward(module: Attention, x: np.ndarray, layout: SinkRing | None = None) ->
     c, (batch, tokens, _) = module.config, x.shape
     positions = np.broadcast_to(np.arange(tokens, dtype=np.int32), (batch, tokens))
     q, k, v = (np.asarray(part, np.float64) for part in module.project(x, positions))
-    group = c.query_heads // c.kv_heads
-    k, v = (np.repeat(part, group, axis=2) for part in (k, v))
+    k, v = (np.repeat(part, c.query_heads // part.shape[2], axis=2) for part in (k, v))
     scores = np.einsum("bqnh,bknh->bnqk", q, k)
     if layout is not None and layout.reindexed:
         # The first tokens are as near as what lies between were not there.
@@ -36,7 +35,7 @@ def forward(module: Attention, x: np.ndarray, layout: SinkRing | None = None) ->
         q = np.asarray(module.project(x, places)[0], np.float64)
         near = np.einsum("bqnh,bknh->bnqk", q, k)
         scores[..., : layout.sink_tokens] = near[..., : layout.sink_tokens]
-    scores *= c.key_dim**-0.5 if c.scale is None else c.scale
+    scores *= q.shape[-1] ** -0.5 if c.scale is None else c.scale
     if c.soft_cap is not None:
         scores = c.soft_cap * np.tanh(scores / c.soft_cap)
     scores = np.where(visible(c, tokens, layout), scores, -np.inf)

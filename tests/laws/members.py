@@ -22,7 +22,14 @@ from kvjax.cache import (
     init_layer_cache,
 )
 from kvjax.cache.codecs import build_codec
-from kvjax.nn import Attention, AttentionConfig, NormConfig, Rope
+from kvjax.nn import (
+    Attention,
+    AttentionConfig,
+    LatentAttention,
+    LatentAttentionConfig,
+    NormConfig,
+    Rope,
+)
 from laws import definition
 
 # One set of shapes for all laws, so that each member's steps compile once.
@@ -42,6 +49,16 @@ RECORDS = {
     "capped": replace(BASE, soft_cap=0.5, scale=1.0, rope=None),
     "windowed": replace(BASE, window=5),
     "chunked": replace(BASE, chunk=5),
+    "latent": LatentAttentionConfig(
+        d_model=D_MODEL,
+        query_heads=4,
+        latent_rank=12,
+        rope_dim=4,
+        head_dim=8,
+        head_value_dim=6,
+        rope=Rope(4, theta=100.0),
+        query_rank=10,
+    ),
 }
 # Of each relative error of what is read back. Of codes that share a scale it is relative to the
 # largest number, here twice a typical one.
@@ -103,11 +120,19 @@ CACHES = {
 @cache
 def build(config: AttentionConfig) -> Attention:
     """A module whose parameters are drawn alike, so that no bias and no norm is idle."""
-    module = Attention(config, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    module = config.build(jnp.float32, nnx.Rngs(0))
     leaves, treedef = jax.tree.flatten(module)
     rng = np.random.default_rng(1)
     drawn = [rng.normal(0, 0.3, leaf.shape).astype(np.float32) for leaf in leaves]
     return jax.tree.unflatten(treedef, drawn)
+
+
+def left_behind(module, x, positions) -> tuple[jax.Array, jax.Array]:
+    """Keys (B, T, K, H) and values (B, T, K, HV) that tokens leave in a cache."""
+    if isinstance(module, LatentAttention):
+        latent, k_rope = module.record(x, positions)
+        return k_rope[:, :, None], latent[:, :, None]
+    return module.project(x, positions)[1:]
 
 
 @cache

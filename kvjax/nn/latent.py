@@ -1,0 +1,224 @@
+"""Multi-head latent attention (MLA; DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+
+from kvjax.cache import Block, Latents, LayerCache
+from kvjax.nn.norm import NormConfig
+from kvjax.nn.rope import Rope
+from kvjax.nn.shared import Shared
+from kvjax.ops import attend, merge, prefill_attention
+
+
+@dataclass(frozen=True)
+class LatentAttentionConfig:
+    """Settings of one layer of latent attention.
+
+    Attributes:
+      d_model: D, width of the residual stream.
+      query_heads: N.
+      latent_rank: L, channels of the latent that all heads' keys and values are made of.
+      rope_dim: R, channels of the rotated key that all heads share, and of their queries for it.
+      head_dim: H, channels of a head's key that are not rotated; its key has H + R.
+      head_value_dim: HV, channels of a head's value.
+      rope: over R channels.
+      query_rank: channels that queries are made by way of; None for none.
+      query_bias, latent_bias, out_bias: whether the projections to queries (the last one), to
+        latent and rope key, and of outputs carry biases.
+      norm: of the latent, and of what queries are made by way of.
+      latent_norm: whether the latent is normed.
+      window: keys each query sees, its own included; None for all.
+      scale: factor of the scores; None for (H + R) ** -0.5.
+    """
+
+    d_model: int
+    query_heads: int
+    latent_rank: int
+    rope_dim: int
+    head_dim: int
+    head_value_dim: int
+    rope: Rope
+    query_rank: int | None = None
+    query_bias: bool = False
+    latent_bias: bool = False
+    out_bias: bool = False
+    norm: NormConfig = NormConfig()
+    latent_norm: bool = True
+    window: int | None = None
+    scale: float | None = None
+
+    # What a cache keeps of a token: one head, the rope key as its key and the latent as its value.
+    kv_heads = 1
+    # Settings of other attention that there is nothing like here.
+    shares_with = chunk = soft_cap = None
+
+    @property
+    def key_dim(self) -> int:
+        """R, the key that a cache keeps."""
+        return self.rope_dim
+
+    @property
+    def value_dim(self) -> int:
+        """L, the value that a cache keeps."""
+        return self.latent_rank
+
+    @property
+    def span(self) -> int | None:
+        """The most keys that a query sees; None for all."""
+        return self.window
+
+    @property
+    def factor(self) -> float:
+        """Of the scores."""
+        width = self.head_dim + self.rope_dim
+        return width**-0.5 if self.scale is None else self.scale
+
+    def build(self, dtype: DTypeLike, rngs: nnx.Rngs) -> LatentAttention:
+        """The module."""
+        return LatentAttention(self, dtype=dtype, rngs=rngs)
+
+
+class LatentAttention(nnx.Module):
+    """Causal self-attention over latents: `y, cache = module(x, positions, cache)`.
+
+    Over a cache it is absorbed: queries are turned into the latents' space (`k_up`), scored against
+    latents as they lie, and what is read there is turned into values (`v_up`), so that neither keys
+    nor values of heads are made of what is cached. New tokens among themselves, without a cache or
+    several at a time, are attended as heads with keys and values of their own, which takes fewer
+    products for each score: H + R + HV in place of 2 L + R.
+    """
+
+    def __init__(self, config: LatentAttentionConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        normal = nnx.initializers.normal(0.02)
+        linear = partial(nnx.Linear, param_dtype=dtype, kernel_init=normal, rngs=rngs)
+        c = self.config = config
+        q_in = c.d_model
+        if c.query_rank is not None:
+            self.q_down = linear(c.d_model, c.query_rank, use_bias=c.query_bias)
+            self.q_norm = c.norm.build(c.query_rank, dtype, rngs)
+            q_in = c.query_rank
+        q_width = c.query_heads * (c.head_dim + c.rope_dim)
+        self.q = linear(q_in, q_width, use_bias=c.query_bias and c.query_rank is None)
+        self.kv_down = linear(c.d_model, c.latent_rank + c.rope_dim, use_bias=c.latent_bias)
+        if c.latent_norm:
+            self.kv_norm = c.norm.build(c.latent_rank, dtype, rngs)
+        heads, rank = c.query_heads, c.latent_rank
+        self.k_up = nnx.Param(normal(rngs.params(), (heads, c.head_dim, rank), dtype))
+        self.v_up = nnx.Param(normal(rngs.params(), (heads, rank, c.head_value_dim), dtype))
+        self.o = linear(c.query_heads * c.head_value_dim, c.d_model, use_bias=c.out_bias)
+
+    def __call__(
+        self, x: Array, positions: Array, cache: LayerCache | None = None
+    ) -> tuple[Array, LayerCache | None]:
+        """Attend the cached tokens and the T new ones, and append the new ones to the cache.
+
+        Args:
+          x: (B, T, D).
+          positions: (B, T) int32, absolute; a row's new tokens are consecutive, and -1 marks its
+            padding on the right.
+          cache: the layer's cache, whose keys are rope keys and whose values are latents; None
+            attends x alone.
+
+        Returns:
+          y (B, T, D), and the cache with the new tokens, None if none was given.
+        """
+        q, unrotated = self._queries(x)
+        q_rope = self.config.rope(unrotated, positions)
+        latent, k_rope = self.record(x, positions)
+        new = Block(k_rope[:, None], latent[:, None], positions[:, None])
+        shared = Shared(cache).take(new)
+        if shared.cache is None:
+            out, _ = self._among_themselves(q, q_rope, latent, k_rope, shared)
+        elif not shared.uncached:
+            out, _ = self._over_latents(q, q_rope, unrotated, positions, shared.cache)
+        elif shared.cache.sight.window is not None:
+            # What the layout drops counts among the new tokens, too.
+            out, _ = self._over_latents(q, q_rope, unrotated, positions, shared.cache, (new,))
+        else:
+            parts = (
+                self._over_latents(q, q_rope, unrotated, positions, shared.cache),
+                self._among_themselves(q, q_rope, latent, k_rope, shared),
+            )
+            out, _ = merge(*zip(*parts, strict=True))
+        y = self.o(out.astype(x.dtype).reshape(*out.shape[:2], -1))
+        return shared.close(y)
+
+    def _queries(self, x: Array) -> tuple[Array, Array]:
+        """x (B, T, D) -> q (B, T, N, H), and unrotated queries (B, T, N, R)."""
+        c = self.config
+        if c.query_rank is not None:
+            x = self.q_norm(self.q_down(x))
+        q = self.q(x).reshape(*x.shape[:2], c.query_heads, -1)
+        return q[..., : c.head_dim], q[..., c.head_dim :]
+
+    def record(self, x: Array, positions: Array) -> tuple[Array, Array]:
+        """What tokens leave behind: x (B, T, D) -> latent (B, T, L) and rope key (B, T, R)."""
+        both = self.kv_down(x)
+        latent, k_rope = jnp.split(both, [self.config.latent_rank], axis=-1)
+        if self.config.latent_norm:
+            latent = self.kv_norm(latent)
+        return latent, self.config.rope(k_rope[:, :, None], positions)[:, :, 0]
+
+    def project(self, x: Array, positions: Array) -> tuple[Array, Array, Array]:
+        """Heads of their own: q and k (B, T, N, H + R) and v (B, T, N, HV), of x (B, T, D)."""
+        q, q_rope = self._queries(x)
+        latent, k_rope = self.record(x, positions)
+        k, v = self.expand(latent)
+        k_rope = jnp.broadcast_to(k_rope[:, :, None], (*k.shape[:3], k_rope.shape[-1]))
+        rotated = self.config.rope(q_rope, positions)
+        return jnp.concatenate([q, rotated], -1), jnp.concatenate([k, k_rope], -1), v
+
+    def expand(self, latent: Array) -> tuple[Array, Array]:
+        """latent (B, T, L) -> unrotated keys (B, T, N, H) and values (B, T, N, HV) of heads."""
+        k = jnp.einsum("btl,nhl->btnh", latent, self.k_up[...])
+        return k, jnp.einsum("btl,nlv->btnv", latent, self.v_up[...])
+
+    def _among_themselves(
+        self, q: Array, q_rope: Array, latent: Array, k_rope: Array, shared: Shared
+    ) -> tuple[Array, Array]:
+        """Output (B, T, N, HV) and LSE (B, T, N) over the new tokens alone, as heads."""
+        k, v = self.expand(latent)
+        k_rope = jnp.broadcast_to(k_rope[:, :, None], (*k.shape[:3], k_rope.shape[-1]))
+        k = jnp.concatenate([k, k_rope], axis=-1)
+        return prefill_attention(
+            jnp.concatenate([q, q_rope], axis=-1),
+            jnp.swapaxes(k, 1, 2),
+            jnp.swapaxes(v, 1, 2),
+            lengths=shared.count,
+            window=self.config.window,
+            scale=self.config.factor,
+            return_lse=True,
+        )
+
+    def _over_latents(
+        self,
+        q: Array,
+        q_rope: Array,
+        unrotated: Array,
+        positions: Array,
+        cache: LayerCache,
+        new: Sequence[Block] = (),
+    ) -> tuple[Array, Array]:
+        """Output (B, T, N, HV) and LSE (B, T, N) over what is cached, and `new`, absorbed."""
+        absorbed = jnp.einsum("btnh,nhl->btnl", q, self.k_up[...])
+        settings: dict[str, Any] = {"window": self.config.window, "scale": self.config.factor}
+        if cache.sight.reindexed:
+            placed = self.config.rope(unrotated, cache.sight.place(positions))
+            settings["q_sinks"] = jnp.concatenate([absorbed, placed], axis=-1)
+        out, lse = attend(
+            jnp.concatenate([absorbed, q_rope], axis=-1),
+            Latents(cache),
+            positions,
+            new=[Latents.read(block) for block in new],
+            **settings,
+        )
+        return jnp.einsum("btnl,nlv->btnv", out, self.v_up[...]), lse

@@ -1,0 +1,138 @@
+"""Latent attention against its equations, written out over the module's own matrices in float64."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from kvjax.cache import Latents, Paged, SinkRing, init_layer_cache
+from kvjax.nn import LatentAttentionConfig, NormConfig, Rope
+
+BATCH, TOKENS, D_MODEL = 2, 9, 16
+BASE = LatentAttentionConfig(
+    d_model=D_MODEL,
+    query_heads=4,
+    latent_rank=12,
+    rope_dim=4,
+    head_dim=8,
+    head_value_dim=6,
+    rope=Rope(4, theta=50.0),
+)
+CONFIGS = {
+    "plain": BASE,
+    "query by way of a rank": replace(BASE, query_rank=10),
+    "biases": replace(BASE, query_rank=10, query_bias=True, latent_bias=True, out_bias=True),
+    "latents as they are": replace(BASE, latent_norm=False, query_bias=True),
+    "window and scale": replace(BASE, window=3, scale=0.9, norm=NormConfig(eps=0.1)),
+}
+X = np.random.default_rng(0).normal(size=(BATCH, TOKENS, D_MODEL)).astype(np.float32)
+POSITIONS = np.broadcast_to(np.arange(TOKENS, dtype=np.int32), (BATCH, TOKENS))
+
+
+def build(config):
+    """A module whose parameters are drawn alike, so that no bias and no norm is idle."""
+    module = config.build(jnp.float32, nnx.Rngs(0))
+    leaves, treedef = jax.tree.flatten(module)
+    rng = np.random.default_rng(1)
+    return jax.tree.unflatten(
+        treedef, [rng.normal(0, 0.3, leaf.shape).astype(np.float32) for leaf in leaves]
+    )
+
+
+def by_the_equations(module, x):
+    """arXiv:2405.04434, equations 9 to 13 and 37 to 47: every head with its keys and values."""
+    c = module.config
+
+    def linear(layer, y):
+        bias = 0 if layer.bias is None else np.asarray(layer.bias[...], np.float64)
+        return y @ np.asarray(layer.kernel[...], np.float64) + bias
+
+    def normed(layer, y):
+        mean = (y**2).mean(-1, keepdims=True)
+        return y / np.sqrt(mean + c.norm.eps) * np.asarray(layer.scale[...], np.float64)
+
+    def rotated(y):
+        angles = POSITIONS[0][:, None] * c.rope.frequencies().astype(np.float64)
+        turn = np.exp(1j * angles).reshape(TOKENS, *(1,) * (y.ndim - 3), -1)
+        turned = (y[..., : c.rope_dim // 2] + 1j * y[..., c.rope_dim // 2 :]) * turn
+        return np.concatenate([turned.real, turned.imag], -1)
+
+    x = x.astype(np.float64)
+    made = x if c.query_rank is None else normed(module.q_norm, linear(module.q_down, x))
+    q = linear(module.q, made).reshape(BATCH, TOKENS, c.query_heads, -1)
+    both = linear(module.kv_down, x)
+    latent, k_rope = both[..., : c.latent_rank], rotated(both[..., c.latent_rank :])
+    if c.latent_norm:
+        latent = normed(module.kv_norm, latent)
+    k = np.einsum("btl,nhl->btnh", latent, np.asarray(module.k_up[...], np.float64))
+    v = np.einsum("btl,nlv->btnv", latent, np.asarray(module.v_up[...], np.float64))
+    scores = np.einsum("bqnh,bknh->bnqk", q[..., : c.head_dim], k)
+    scores += np.einsum("bqnr,bkr->bnqk", rotated(q[..., c.head_dim :]), k_rope)
+    scores *= (c.head_dim + c.rope_dim) ** -0.5 if c.scale is None else c.scale
+    query, key = np.mgrid[:TOKENS, :TOKENS]
+    seen = (key <= query) & (query - key < (c.window or TOKENS))
+    weights = np.where(seen, np.exp(scores), 0)
+    out = np.einsum("bnqk,bknv->bqnv", weights / weights.sum(-1, keepdims=True), v)
+    return linear(module.o, out.reshape(BATCH, TOKENS, -1))
+
+
+def in_steps(module, config, sizes, layout="dense", codec="f32"):
+    """Outputs of all tokens, taken so many at a time over a cache."""
+    cache = init_layer_cache(
+        BATCH,
+        TOKENS,
+        kv_heads=config.kv_heads,
+        key_dim=config.key_dim,
+        value_dim=config.value_dim,
+        window=config.span,
+        layout=layout,
+        codec=codec,
+    )
+    run = jax.jit(lambda *arguments: module(*arguments))
+    outs, start = [], 0
+    for size in sizes:
+        part = slice(start, start + size)
+        y, cache = run(X[:, part], POSITIONS[:, part], cache)
+        outs.append(y)
+        start += size
+    return np.concatenate(outs, axis=1)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("sizes", [(TOKENS,), (1,) * TOKENS, (4, 1, 4)], ids=str)
+def test_it_is_what_the_equations_say(name, sizes):
+    """Over a cache, absorbed; and alone, as heads."""
+    module = build(CONFIGS[name])
+    want = by_the_equations(module, X)
+    alone, _ = module(X, POSITIONS)
+    np.testing.assert_allclose(alone, want, rtol=1e-5, atol=1e-5)
+    cached = in_steps(module, CONFIGS[name], sizes)
+    np.testing.assert_allclose(cached, want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_cache_holds_latents_and_rope_keys_alone():
+    """L + R numbers a token: what MLA is for."""
+    cache = init_layer_cache(3, 64, kv_heads=1, key_dim=64, value_dim=512, codec="bf16")
+    assert sum(leaf.nbytes for leaf in cache.leaves.values()) == 3 * 64 * (512 + 64) * 2
+
+
+@pytest.mark.parametrize("layout", ["dense", Paged(4)], ids=str)
+def test_one_token_reads_the_cache_in_place(layout):
+    cache = init_layer_cache(2, 16, kv_heads=1, key_dim=4, value_dim=12, layout=layout)
+    operands = Latents(cache).operands()
+    assert operands["latent"].shape[-1] == 12
+    assert operands["k_rope"].shape[-1] == 4
+    assert ("page_table" in operands) == isinstance(layout, Paged)
+    coded = init_layer_cache(2, 16, kv_heads=1, key_dim=4, value_dim=12, codec="int8")
+    assert Latents(coded).operands() is None
+
+
+def test_a_ring_hides_among_new_tokens_what_it_drops():
+    """Many tokens at once see no more of each other than one at a time would."""
+    module, layout = build(BASE), SinkRing(1, 3)
+    at_once = in_steps(module, BASE, (TOKENS,), layout)
+    one_by_one = in_steps(module, BASE, (1,) * TOKENS, layout)
+    np.testing.assert_allclose(at_once, one_by_one, rtol=1e-5, atol=1e-5)
