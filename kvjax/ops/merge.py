@@ -51,22 +51,21 @@ def merge(outs: Sequence[Array] | Array, lses: Sequence[Array] | Array) -> tuple
 
 
 def merge_splits(outs: Array, lses: Array) -> tuple[Array, Array]:
-    """As `merge`, of f32 parts (splits, ..., HV) and (splits, ...), in one reduction.
+    """As `merge`, of f32 parts (splits, ..., HV) and (splits, ...), in two reductions.
 
-    For what a kernel leaves to be merged: XLA on GPUs makes one kernel of it, where `merge` takes
+    For what a kernel leaves to be merged: each is a kernel of its own on a GPU, where `merge` takes
     three. It has no derivative.
     """
-    shift = jnp.broadcast_to(lses[..., None], outs.shape)
-    some = shift > -jnp.inf
-    parts = shift, jnp.where(some, 1.0, 0.0), jnp.where(some, outs, 0.0)
 
-    def both(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
+    def both(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
         most = jnp.maximum(a[0], b[0])
         finite = jnp.where(most > -jnp.inf, most, 0.0)
-        decays = jnp.exp(a[0] - finite), jnp.exp(b[0] - finite)
-        return most, *(x * decays[0] + y * decays[1] for x, y in zip(a[1:], b[1:], strict=True))
+        return most, a[1] * jnp.exp(a[0] - finite) + b[1] * jnp.exp(b[0] - finite)
 
-    nothing = jnp.float32(-jnp.inf), jnp.float32(0), jnp.float32(0)
-    most, total, weighted = lax.reduce(parts, nothing, both, (0,))
-    lse = jnp.where(total > 0, most + jnp.log(jnp.where(total > 0, total, 1.0)), -jnp.inf)
-    return weighted / jnp.where(total > 0, total, 1.0), lse[..., 0]
+    live = lses > -jnp.inf
+    parts = lses, jnp.where(live, 1.0, 0.0)
+    most, total = lax.reduce(parts, (jnp.float32(-jnp.inf), jnp.float32(0)), both, (0,))
+    some = total > 0
+    lse = jnp.where(some, most + jnp.log(jnp.where(some, total, 1.0)), -jnp.inf)
+    weights = jnp.exp(lses - jnp.where(some, lse, 0.0))
+    return (jnp.where(live[..., None], outs, 0.0) * weights[..., None]).sum(0), lse

@@ -306,8 +306,8 @@ def test_shared_memory_suffices(dims, group, stored, capability):
         (64, 64, 32, 32),  # a tile may not begin within another
         (16, 64, 0, 32),  # 2 x 1 tiles of 8 x 64 would leave two warps idle
         (8, 128, 0, 32),
-        (8, 64, 0, 16),
-        (16, 96, 0, 16),
+        (8, 64, 0, None),  # 8 bytes a thread
+        (16, 96, 0, None),  # 1.5 times 16 bytes a thread
         (8, 96, 0, None),  # 1 x 6 tiles at most
         (16, 80, 0, None),
     ],

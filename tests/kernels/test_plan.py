@@ -10,6 +10,7 @@ from kvjax.kernels.mosaic_gpu.plan import (
     choose_splits,
     make_plan,
     shared_bytes,
+    split_cost,
 )
 from kvjax.kernels.mosaic_gpu.tiles import value_cuts
 
@@ -49,7 +50,14 @@ def test_a_short_row_has_no_more_splits_than_tiles():
 
 def test_splits_end_with_the_wave():
     """Of 33 splits for 8 rows, 264 blocks are one wave of 2 x 132; one more would be two."""
-    assert choose_splits(8, 2048, 2 * H100) == 33
+    assert choose_splits(8, 2048, 2 * H100, cost=4) == 33
+
+
+def test_parts_as_large_as_the_cache_are_not_worth_it():
+    """One KV head of 64 queries in 8 bits: a part is 4 tiles to write and to read again."""
+    few, many = (shape(4, 1, group, stored=jnp.int8) for group in (8, 64))
+    assert split_cost(many, 64) == split_cost(few, 8) + 4
+    assert make_plan(many, "wgmma", H100).splits <= make_plan(few, "wgmma", H100).splits
 
 
 @pytest.mark.parametrize("unit", ["wgmma", "mma"])

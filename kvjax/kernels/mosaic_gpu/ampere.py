@@ -76,10 +76,12 @@ from kvjax.kernels.mosaic_gpu.units import INTERPRETED, RESULT, UNITS
 
 # By compute capability. Registers suffice for two blocks, since threads have 255 at most.
 LIMITS = {
-    (8, 0): Limits(167_936, sums=4096, pair_sums=4096),
-    (8, 6): Limits(102_400, sums=4096, pair_sums=4096),
-    (8, 9): Limits(102_400, sums=4096, pair_sums=4096),
+    (8, 0): Limits(167_936, sums=4096, pair=8192, pair_of_codes=8192),
+    (8, 6): Limits(102_400, sums=4096, pair=8192, pair_of_codes=8192),
+    (8, 9): Limits(102_400, sums=4096, pair=8192, pair_of_codes=8192),
 }
+# A multiple of what is copied at once: 16 bytes by each of 128 threads.
+COPIED_BYTES = 2048
 # Columns of float32 in a cache line: outputs are written in whole ones.
 LINE = 32
 
@@ -156,9 +158,12 @@ def copied_width(rows: int, columns: int, dtype: DTypeLike, start: int = 0) -> i
     """Columns of a swizzle that lets so many rows, and columns from `start` on, be copied at once.
 
     Tiles of 8 rows by a swizzle are dealt out to four warps, in twos or fours along rows and
-    columns. None if no swizzle gives a number of tiles that can be.
+    columns. None if no swizzle gives a number of tiles that can be, or threads would have less than
+    16 bytes each.
     """
     itemsize = jnp.dtype(dtype).itemsize
+    if rows * columns * itemsize % COPIED_BYTES:
+        return None
     for width in (128 // itemsize, 64 // itemsize, 32 // itemsize):
         down, across = rows // ROWS, columns // width
         dealt = down % 4 == 0 or across % 4 == 0 or (down % 2 == 0 and across % 2 == 0)

@@ -15,12 +15,13 @@ type UnitName = Literal["wgmma", "mma"]
 # Shared memory of a multiprocessor (sm_90, sm_100), and what the system takes for each block.
 SHARED_BYTES = 233_472
 SYSTEM_BYTES = 1_024
-# What barriers and the alignment of arrays take beside them.
-SPARE_BYTES = 2_048
+# What barriers and sums over rows take beside arrays, each of which begins at such a multiple.
+SPARE_BYTES = 2_304
+ALIGNMENT = 1_024
 # More tiles in flight than this hide no more latency.
 MOST_STAGES = 6
-# Time of a split beside that of its tiles, in tiles: filling the stages, and writing its part.
-SPLIT_COST = 4
+# Time of filling the stages, in tiles.
+FILL_COST = 4
 
 
 @dataclass(frozen=True)
@@ -86,19 +87,21 @@ class Limits:
     Attributes:
       shared_bytes: its shared memory.
       sums: heads times columns of values, of a block, for which its registers suffice.
-      pair_sums: the same, of each of two blocks.
+      pair: heads times columns of values and slots of a tile, of each of two blocks.
+      pair_of_codes: the same, of 8-bit caches.
       heads: of a block, at most.
     """
 
     shared_bytes: int
     sums: int
-    pair_sums: int
+    pair: int
+    pair_of_codes: int
     heads: int = 64
 
 
-TENSOR_COPIES = Limits(SHARED_BYTES, 8192, 2048)
+TENSOR_COPIES = Limits(SHARED_BYTES, sums=8192, pair=3072, pair_of_codes=2560)
 # With `mma`, operands take registers, too.
-BLACKWELL = Limits(SHARED_BYTES, 8192, 2048, heads=32)
+BLACKWELL = Limits(SHARED_BYTES, sums=8192, pair=2560, pair_of_codes=2560, heads=32)
 
 
 def make_plan(
@@ -113,7 +116,8 @@ def make_plan(
     if stages < 2 and residents == 2:
         residents, stages = 1, most_stages(shape, unit, heads, 1, limits)
     blocks = shape.batch * shape.kv_heads * parts
-    splits = choose_splits(blocks, -(-shape.slots // LARGE), residents * multiprocessors)
+    tiles, places = -(-shape.slots // LARGE), residents * multiprocessors
+    splits = choose_splits(blocks, tiles, places, split_cost(shape, heads))
     return Plan(unit, heads, splits, stages, residents)
 
 
@@ -132,7 +136,7 @@ def make_latent_plan(shape: Shape, multiprocessors: int) -> Plan | None:
     fixed = stage + LARGE * (LARGE * itemsize + 4)
     stages = min((SHARED_BYTES - SYSTEM_BYTES - SPARE_BYTES - fixed) // stage, MOST_STAGES)
     blocks, tiles = shape.batch * -(-shape.group // LARGE), -(-shape.slots // LARGE)
-    splits = choose_splits(blocks, tiles, multiprocessors)
+    splits = choose_splits(blocks, tiles, multiprocessors, split_cost(shape, LARGE))
     return None if stages < 2 else Plan("wgmma", LARGE, splits, stages)
 
 
@@ -144,7 +148,8 @@ def most_heads(shape: Shape, limits: Limits) -> int:
 
 def two_fit(shape: Shape, heads: int, limits: Limits) -> bool:
     """Whether the registers of a multiprocessor suffice for two blocks."""
-    return shape.widest <= 256 >> shape.coded and heads * shape.widest <= limits.pair_sums
+    most = limits.pair_of_codes if shape.coded else limits.pair
+    return shape.widest <= 256 >> shape.coded and heads * (shape.widest + LARGE) <= most
 
 
 def most_stages(shape: Shape, unit: UnitName, heads: int, residents: int, limits: Limits) -> int:
@@ -157,24 +162,39 @@ def most_stages(shape: Shape, unit: UnitName, heads: int, residents: int, limits
 def shared_bytes(shape: Shape, unit: UnitName, heads: int) -> tuple[int, int]:
     """Bytes of shared memory that a block takes once, and for each of its stages."""
     operand, stored = (jnp.dtype(dtype).itemsize for dtype in (shape.operand, shape.stored))
-    keys, values = sum(shape.key_dims), shape.value_dim or shape.key_dims[0]
-    columns = sum(many for _, many in value_cuts(shape.value_dim)) if shape.value_dim else 0
-    fixed = heads * (keys + LARGE) * operand + heads * (values + 1) * 4
+    keys, values = shape.key_dims, shape.value_dim or shape.key_dims[0]
+    cuts = [many for _, many in value_cuts(shape.value_dim)] if shape.value_dim else []
+    once = [heads * dim * operand for dim in (*keys, LARGE)] + [heads * values * 4, heads * 4]
     if shape.coded:
-        fixed += LARGE * (columns + (keys if unit == "mma" else 0)) * operand
-    stage = LARGE * (keys + columns) * stored + 2 * LARGE * 4 * shape.token_scales
-    return fixed, stage
+        widened = cuts + (list(keys) if unit == "mma" else [])
+        once += [LARGE * columns * operand for columns in widened]
+    # Each array begins at a multiple; stages of keys and values are multiples themselves.
+    fixed = sum(round_up(array, ALIGNMENT) for array in once)
+    scales = 2 * LARGE * 4 * shape.token_scales
+    fixed += 2 * (ALIGNMENT - LARGE * 4) * shape.token_scales
+    return fixed, LARGE * (sum(keys) + sum(cuts)) * stored + scales
 
 
-def choose_splits(pairs: int, tiles: int, places: int) -> int:
+def split_cost(shape: Shape, heads: int) -> int:
+    """Time of a split beside that of its tiles, in tiles.
+
+    The stages have to be filled; and its part is written, and read again to be merged.
+    """
+    part = 2 * heads * (shape.value_dim or shape.key_dims[0]) * 4
+    stored = jnp.dtype(shape.stored).itemsize
+    return FILL_COST + part // (LARGE * (sum(shape.key_dims) + shape.value_dim) * stored)
+
+
+def choose_splits(pairs: int, tiles: int, places: int, cost: int) -> int:
     """Parts into which each of `pairs` rows of `tiles` tiles is split, on `places` blocks at once.
 
-    Time goes in waves of blocks, each as long as a split takes; of equally fast ones, the fewest.
+    Time goes in waves of blocks, each as long as a split takes, `cost` more than its tiles; of
+    equally fast ones, the fewest.
     """
 
     def time(splits: int) -> int:
         waves = -(-pairs * splits // places)
-        return waves * (-(-tiles // splits) + SPLIT_COST)
+        return waves * (-(-tiles // splits) + cost)
 
     # Beyond four waves, more splits only cost more.
     most = max(1, min(tiles, -(-4 * places // pairs)))

@@ -1,0 +1,1 @@
+"""What check_kernels.py is made of: see its docstring."""
