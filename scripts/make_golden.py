@@ -34,10 +34,11 @@ import torch
 import transformers
 from golden_cases import CASES as PLAIN_CASES
 from golden_cases import VOCAB, Case
+from golden_moe_cases import CASES as MOE_CASES
 from golden_window_cases import CASES as WINDOW_CASES
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
-CASES = {**PLAIN_CASES, **WINDOW_CASES}
+CASES = {**PLAIN_CASES, **WINDOW_CASES, **MOE_CASES}
 BATCH = 2
 # Families that store the distance of a norm's scale from one.
 UNIT_OFFSET = ("gemma", "gemma2", "gemma3_text")

@@ -25,7 +25,7 @@ from kvjax.convert.pool import METHODS, check_kv_heads, pool_heads, tensor_rng
 from kvjax.convert.report import CODEC, ConversionReport
 from kvjax.models.atomic import require_free
 from kvjax.models.checkpoint import Checkpoint, CheckpointWriter, TensorSpec, copy_side_files
-from kvjax.models.family import Binding, bind, match
+from kvjax.models.family import Binding, match
 from kvjax.models.load import check_shapes, find_model
 from kvjax.models.registry import FAMILIES, read_decoder
 from kvjax.nn import AttentionConfig
@@ -165,15 +165,14 @@ def _read(src_dir: str | os.PathLike[str]) -> tuple[Checkpoint, _Model]:
 
 def _bind(config: dict[str, Any], names: tuple[str, ...]) -> _Model:
     family, decoder = read_decoder(config)
-    bindings = match(family, bind(family, decoder), names, decoder.tied)
-    by_name = {binding.name: binding for binding in bindings.values()}
+    bindings = match(family, decoder, names)
     attention = decoder.attention[0]
     if not isinstance(attention, AttentionConfig):
         raise ValueError(
             f"model_type={config['model_type']!r} keeps latents; accepted are models with keys and "
             f"values for each KV head"
         )
-    return _Model(config, attention, by_name)
+    return _Model(config, attention, bindings)
 
 
 def _with_kv_heads(source: _Model, kv_heads: int, allow_kvjax_only: bool) -> _Model:

@@ -8,9 +8,9 @@ projection's last axis, and a fused projection's last axis is [q | k | v].
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from kvjax.nn.sharing import AnyAttentionConfig
 from kvjax.sizing import ModelSpec
 
 type Shape = tuple[int, ...]
+type Region = tuple[Any, ...]  # an index of numpy's
 
 
 class Layout(Protocol):
@@ -125,21 +126,48 @@ class PairsInHeads:
         return INTERLEAVED.write(heads, attention).reshape(parameter.shape).T
 
 
+class EachTransposed:
+    """A torch.nn.Linear for each expert, (E, out, in)."""
+
+    def shape(self, shape: Shape) -> Shape:
+        return (shape[0], shape[2], shape[1])
+
+    def read(self, stored: np.ndarray, attention: AnyAttentionConfig | None) -> np.ndarray:
+        return stored.swapaxes(1, 2)
+
+    def write(self, parameter: np.ndarray, attention: AnyAttentionConfig | None) -> np.ndarray:
+        return parameter.swapaxes(1, 2)
+
+
 SAME, TRANSPOSED, GROUPED_BY_KV_HEAD = Same(), Transposed(), GroupedByKVHead()
-INTERLEAVED, PAIRS_IN_HEADS = Interleaved(), PairsInHeads()
+INTERLEAVED, PAIRS_IN_HEADS, EACH_TRANSPOSED = Interleaved(), PairsInHeads(), EachTransposed()
 
 
 @dataclass(frozen=True)
 class Tensor:
     """A stored tensor's name, the parameter's path, and its layout; "{i}" stands for the layer.
 
-    `alias` is a second name that is read too; `name` is what is written.
+    A parameter may be stored as several tensors, each of them a part of it: with "{e}" in the name,
+    one for each entry e of the first axis (an expert); with `half`, the first (0) or the second (1)
+    half of the last axis (the gate and the way up of a gated MLP).
     """
 
     name: str
     path: str
     layout: Layout = SAME
-    alias: str | None = None
+    half: int | None = None
+
+    def parts(self, shape: Shape) -> Iterator[tuple[str, Region]]:
+        """Names, and where in a parameter of this shape each of these tensors lies."""
+        columns: Region = ()
+        if self.half is not None:
+            width = shape[-1] // 2
+            columns = (..., slice(self.half * width, (self.half + 1) * width))
+        if "{e}" not in self.name:
+            yield self.name, columns
+            return
+        for expert in range(shape[0]):
+            yield self.name.replace("{e}", str(expert)), (expert, *columns)
 
 
 @dataclass(frozen=True)
@@ -153,6 +181,8 @@ class Family:
       prefix: what names carry in checkpoints with an output head, and lack in those without.
       kv_heads_field: the config field that holds K, or None where the family cannot express it.
       ignored: patterns of stored names that carry no parameter (buffers of old versions).
+      other_forms: rows that are read where a checkpoint has them in place of those of the same path
+        in `tensors`, which are what is written.
     """
 
     model_type: str
@@ -161,6 +191,7 @@ class Family:
     prefix: str = "model."
     kv_heads_field: str | None = "num_key_value_heads"
     ignored: tuple[str, ...] = (r"rotary_emb\.inv_freq$",)
+    other_forms: tuple[Tensor, ...] = ()
 
 
 class Binding(NamedTuple):
@@ -171,7 +202,7 @@ class Binding(NamedTuple):
     layout: Layout
     attention: AnyAttentionConfig | None
     shape: Shape  # as stored
-    alias: str | None = None
+    region: Region = ()  # of the parameter; () is all of it
 
 
 def parameter_paths(model: Decoder) -> dict[str, jax.ShapeDtypeStruct]:
@@ -191,31 +222,38 @@ def abstract_decoder(config: DecoderConfig, dtype: DTypeLike = jnp.float32) -> D
 
 
 def bind(family: Family, config: DecoderConfig) -> dict[str, Binding]:
-    """Parameter path -> its stored tensor, for every parameter of the decoder."""
-    parameters = parameter_paths(abstract_decoder(config))
-    bindings = {}
-    for row in family.tensors:
-        layers = range(len(config.attention)) if "{i}" in row.path else (None,)
-        for i in layers:
-            path = row.path.replace("{i}", str(i))
-            if path in parameters:
-                bindings[path] = Binding(
-                    name=row.name.replace("{i}", str(i)),
-                    path=path,
-                    layout=row.layout,
-                    attention=None if i is None else config.attention[i],
-                    shape=row.layout.shape(parameters[path].shape),
-                    alias=row.alias,
-                )
-    unnamed = parameters.keys() - bindings.keys()
+    """Name -> where the tensor belongs, for every parameter of the decoder, as it is written."""
+    return _bind_written(family, config, parameter_paths(abstract_decoder(config)))
+
+
+def _bind_written(
+    family: Family, config: DecoderConfig, parameters: dict[str, jax.ShapeDtypeStruct]
+) -> dict[str, Binding]:
+    bindings = dict(_bind_rows(family.tensors, config, parameters))
+    unnamed = parameters.keys() - {binding.path for binding in bindings.values()}
     if unnamed:
         raise LookupError(f"family {family.model_type} names no tensor for {sorted(unnamed)}")
     return bindings
 
 
-def match(
-    family: Family, bindings: dict[str, Binding], names: Iterable[str], tied: bool
-) -> dict[str, Binding]:
+def _bind_rows(
+    rows: Iterable[Tensor], config: DecoderConfig, parameters: dict[str, jax.ShapeDtypeStruct]
+) -> Iterator[tuple[str, Binding]]:
+    for row in rows:
+        layers = range(len(config.attention)) if "{i}" in row.path else (None,)
+        for i in layers:
+            path = row.path.replace("{i}", str(i))
+            if path not in parameters:
+                continue
+            for part, region in row.parts(parameters[path].shape):
+                name = part.replace("{i}", str(i))
+                shape = np.broadcast_to(np.False_, parameters[path].shape)[region].shape
+                attention = None if i is None else config.attention[i]
+                stored = row.layout.shape(shape)
+                yield name, Binding(name, path, row.layout, attention, stored, region)
+
+
+def match(family: Family, config: DecoderConfig, names: Iterable[str]) -> dict[str, Binding]:
     """Bindings under the names that this checkpoint uses.
 
     Raises:
@@ -224,14 +262,21 @@ def match(
     names = set(names)
     prefixed = any(name.startswith(family.prefix) for name in names)
 
-    def used_name(binding: Binding) -> str:
-        if binding.name not in names and binding.alias in names:
-            return binding.alias
-        return binding.name if prefixed else binding.name.removeprefix(family.prefix)
+    def as_used(bindings: dict[str, Binding]) -> dict[str, Binding]:
+        if prefixed:
+            return bindings
+        renamed = (b._replace(name=b.name.removeprefix(family.prefix)) for b in bindings.values())
+        return {binding.name: binding for binding in renamed}
 
-    bindings = {path: b._replace(name=used_name(b)) for path, b in bindings.items()}
-    wanted = {binding.name for binding in bindings.values()}
-    tied_head = [r"^(lm_head|embed_out)\.weight$"] if tied else []
+    parameters = parameter_paths(abstract_decoder(config))
+    bindings = as_used(_bind_written(family, config, parameters))
+    others = as_used(dict(_bind_rows(family.other_forms, config, parameters)))
+    held = {binding.path for name, binding in bindings.items() if name in names}
+    others = {n: b for n, b in others.items() if n in names and b.path not in held}
+    replaced = {binding.path for binding in others.values()}
+    bindings = {n: b for n, b in bindings.items() if b.path not in replaced} | others
+    wanted = bindings.keys()
+    tied_head = [r"^(lm_head|embed_out)\.weight$"] if config.tied else []
     ignored = re.compile("|".join([*family.ignored, *tied_head]))
     extra = {name for name in names - wanted if not ignored.search(name)}
     missing = wanted - names

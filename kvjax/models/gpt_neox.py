@@ -5,7 +5,7 @@ from dataclasses import replace
 from kvjax.models.family import GROUPED_BY_KV_HEAD, TRANSPOSED, Family, Tensor
 from kvjax.models.fields import read_activation, read_rope
 from kvjax.models.gpt2 import layer_norm
-from kvjax.models.llama import linear
+from kvjax.models.llama import HEAD, linear
 from kvjax.nn import AttentionConfig, DecoderConfig, MlpConfig, NormConfig
 from kvjax.sizing import ModelSpec
 
@@ -30,7 +30,7 @@ TENSORS = (
     *linear(f"{_LAYER}.mlp.dense_h_to_4h", "layers.{i}.mlp.up"),
     *linear(f"{_LAYER}.mlp.dense_4h_to_h", "layers.{i}.mlp.down"),
     *layer_norm("gpt_neox.final_layer_norm", "norm"),
-    Tensor("embed_out.weight", "head.kernel", TRANSPOSED, alias="lm_head.weight"),
+    Tensor("embed_out.weight", "head.kernel", TRANSPOSED),
 )
 
 
@@ -78,6 +78,7 @@ FAMILY = Family(
     prefix="gpt_neox.",
     kv_heads_field=None,
     ignored=(r"\.attention\.(masked_)?bias$", r"\.rotary_emb\.inv_freq$"),
+    other_forms=(HEAD,),
 )
 # GPT-NeoX with fewer KV heads than query heads, which no other library has a name for.
 GROUPED = replace(FAMILY, model_type="kvjax_gpt_neox", kv_heads_field="num_key_value_heads")

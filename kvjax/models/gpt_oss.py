@@ -19,17 +19,17 @@ _YARN: dict[str, Any] = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-_EXPERTS, _MOE = "model.layers.{i}.mlp.experts", "layers.{i}.mlp"
+_STORED, _EXPERTS = "model.layers.{i}.mlp.experts", "layers.{i}.mlp.experts"
 TENSORS = (
     llama.EMBEDDING,
     *llama.SEPARATE_QKV,
     *llama.OUTPUT,
     Tensor("model.layers.{i}.self_attn.sinks", "layers.{i}.attention.sink_logits"),
-    *llama.linear("model.layers.{i}.mlp.router", f"{_MOE}.router"),
-    Tensor(f"{_EXPERTS}.gate_up_proj", f"{_MOE}.gate_up.kernel", INTERLEAVED),
-    Tensor(f"{_EXPERTS}.gate_up_proj_bias", f"{_MOE}.gate_up.bias", INTERLEAVED),
-    Tensor(f"{_EXPERTS}.down_proj", f"{_MOE}.down.kernel"),
-    Tensor(f"{_EXPERTS}.down_proj_bias", f"{_MOE}.down.bias"),
+    *llama.linear("model.layers.{i}.mlp.router", "layers.{i}.mlp.router"),
+    Tensor(f"{_STORED}.gate_up_proj", f"{_EXPERTS}.gate_up.kernel", INTERLEAVED),
+    Tensor(f"{_STORED}.gate_up_proj_bias", f"{_EXPERTS}.gate_up.bias", INTERLEAVED),
+    Tensor(f"{_STORED}.down_proj", f"{_EXPERTS}.down.kernel"),
+    Tensor(f"{_STORED}.down_proj_bias", f"{_EXPERTS}.down.bias"),
     *llama.PRE_NORMS,
     llama.FINAL_NORM,
     llama.HEAD,

@@ -80,7 +80,8 @@ def with_attention(config: DecoderConfig, **changes: Any) -> DecoderConfig:
 
 
 def with_mlp(config: DecoderConfig, **changes: Any) -> DecoderConfig:
-    """The decoder with other settings of its feed-forward layers."""
+    """The decoder with other settings of the MLP that all its layers have."""
+    assert isinstance(config.mlp, MlpConfig)
     return replace(config, mlp=replace(config.mlp, **changes))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from pathlib import Path
 
 import jax
@@ -50,9 +51,12 @@ def load(
     check_shapes(checkpoint, bindings)
     place = None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
-    def read(keys: tuple, _: jax.ShapeDtypeStruct) -> jax.Array:
-        binding = bindings[path_name(keys)]
-        array = binding.layout.read(checkpoint.read(binding.name), binding.attention)
+    parts: dict[str, list[Binding]] = defaultdict(list)
+    for binding in bindings.values():
+        parts[binding.path].append(binding)
+
+    def read(keys: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        array = _read_parameter(checkpoint, parts[path_name(keys)], leaf.shape)
         if dtype is not None:
             array = array.astype(DTYPES[dtype])
         return jax.device_put(np.ascontiguousarray(array), place)
@@ -83,19 +87,31 @@ def save(
     bindings = bind(family, config)
     parameters = parameter_paths(model)
     specs = [
-        TensorSpec(binding.name, np.dtype(parameters[path].dtype), binding.shape)
-        for path, binding in bindings.items()
+        TensorSpec(name, np.dtype(parameters[binding.path].dtype), binding.shape)
+        for name, binding in bindings.items()
     ]
     dtypes = {spec.dtype.name for spec in specs}
     field = "torch_dtype" if "torch_dtype" in source else "dtype"
     source[field] = dtypes.pop() if len(dtypes) == 1 else "float32"
     source.pop("quantization_config", None)  # of the weights that were published, not of these
     with CheckpointWriter(model_dir, split_into_shards(specs, max_shard_bytes), source) as writer:
-        for path, binding in bindings.items():
-            writer.write(
-                binding.name,
-                binding.layout.write(np.asarray(parameters[path]), binding.attention),
-            )
+        for name, binding in bindings.items():
+            part = np.asarray(parameters[binding.path])[binding.region]
+            writer.write(name, binding.layout.write(part, binding.attention))
+
+
+def _read_parameter(
+    checkpoint: Checkpoint, bindings: list[Binding], shape: tuple[int, ...]
+) -> np.ndarray:
+    """A parameter of this shape, put together where it is stored as several tensors."""
+    first = bindings[0]
+    if not first.region:
+        return first.layout.read(checkpoint.read(first.name), first.attention)
+    parameter = np.empty(shape, np.result_type(*{checkpoint.dtype(b.name) for b in bindings}))
+    for part in bindings:
+        stored = checkpoint.view(part.name)
+        parameter[part.region] = part.layout.read(stored, part.attention)
+    return parameter
 
 
 def _match(checkpoint: Checkpoint, family: Family, config: DecoderConfig) -> dict[str, Binding]:
@@ -105,7 +121,7 @@ def _match(checkpoint: Checkpoint, family: Family, config: DecoderConfig) -> dic
     """
     names = [name for name in checkpoint.names() if not TENSOR.search(name)]
     try:
-        return match(family, bind(family, config), names, config.tied)
+        return match(family, config, names)
     except ValueError as error:
         quantised = checkpoint.config.get("quantization_config")
         if not quantised:
@@ -119,12 +135,11 @@ def _match(checkpoint: Checkpoint, family: Family, config: DecoderConfig) -> dic
 
 def check_shapes(checkpoint: Checkpoint, bindings: dict[str, Binding]) -> None:
     """ValueError naming the first tensor whose shape is not the one that config.json implies."""
-    for binding in bindings.values():
-        stored = checkpoint.shape(binding.name)
+    for name, binding in bindings.items():
+        stored = checkpoint.shape(name)
         if stored != binding.shape:
             raise ValueError(
-                f"tensor {binding.name} has shape {list(stored)}; "
-                f"config.json implies {list(binding.shape)}"
+                f"tensor {name} has shape {list(stored)}; config.json implies {list(binding.shape)}"
             )
 
 

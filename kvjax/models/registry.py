@@ -16,10 +16,12 @@ from kvjax.models import (
     gpt_oss,
     llama,
     mistral,
+    mixtral,
     olmo2,
     phi3,
     qwen2,
     qwen3,
+    qwen3_moe,
 )
 from kvjax.models.family import Family
 from kvjax.nn import DecoderConfig
@@ -31,6 +33,8 @@ FAMILIES: dict[str, Family] = {
         mistral.FAMILY,
         qwen2.FAMILY,
         qwen3.FAMILY,
+        mixtral.FAMILY,
+        qwen3_moe.FAMILY,
         gemma.FAMILY,
         gemma2.FAMILY,
         gemma3.FAMILY,

@@ -4,9 +4,10 @@ from kvjax.nn.attention import Attention, AttentionConfig
 from kvjax.nn.decoder import Decoder, DecoderConfig
 from kvjax.nn.latent import LatentAttention, LatentAttentionConfig
 from kvjax.nn.mlp import MlpConfig
-from kvjax.nn.moe import ClampedSwiglu, MoeConfig
+from kvjax.nn.moe import ClampedSwiglu, Gated, MoeConfig
 from kvjax.nn.norm import NormConfig
 from kvjax.nn.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from kvjax.nn.routers import Groups, Router
 from kvjax.nn.shared import Shared
 from kvjax.nn.sharing import cla, last_layers, share, yoco
 
@@ -16,6 +17,8 @@ __all__ = [
     "ClampedSwiglu",
     "Decoder",
     "DecoderConfig",
+    "Gated",
+    "Groups",
     "LatentAttention",
     "LatentAttentionConfig",
     "LinearScaling",
@@ -24,6 +27,7 @@ __all__ = [
     "MoeConfig",
     "NormConfig",
     "Rope",
+    "Router",
     "Shared",
     "YarnScaling",
     "cla",

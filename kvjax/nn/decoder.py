@@ -28,6 +28,7 @@ from kvjax.nn.shared import Shared
 from kvjax.nn.sharing import AnyAttentionConfig, check_sharing, producers_of, span_of_readers
 
 type Positions = Literal["all", "last"]
+type FeedForward = MlpConfig | MoeConfig
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,9 @@ class DecoderConfig:
     Attributes:
       vocab_size, d_model: V and D.
       attention: one entry per layer; some may share the keys and values of others (`nn.sharing`).
-      mlp, norm: settings shared by all layers; the feed-forward layer may be a mixture of experts.
+      mlp: settings of the feed-forward layers, each of which may be a mixture of experts; shared by
+        all layers, or a tuple with one entry per layer.
+      norm: settings shared by all layers.
       pre_norm, post_norm: norm of each sub-layer's input (Llama), of its output (OLMo-2), or both.
       parallel_residual: attention and MLP both read the layer's input (GPT-NeoX).
       shared_norm: with `parallel_residual`, they read it through one norm (Cohere).
@@ -52,7 +55,7 @@ class DecoderConfig:
     vocab_size: int
     d_model: int
     attention: tuple[AnyAttentionConfig, ...]
-    mlp: MlpConfig | MoeConfig
+    mlp: FeedForward | tuple[FeedForward, ...]
     norm: NormConfig = NormConfig()
     pre_norm: bool = True
     post_norm: bool = False
@@ -71,7 +74,17 @@ class DecoderConfig:
                 "shared_norm: got True; accepted: False, or True with pre_norm and "
                 "parallel_residual"
             )
+        if len(self.feed_forward) != len(self.attention):
+            raise ValueError(
+                f"mlp: got {len(self.feed_forward)} entries; accepted: one for all layers, or a "
+                f"tuple of {len(self.attention)}"
+            )
         check_sharing(self.attention)
+
+    @property
+    def feed_forward(self) -> tuple[FeedForward, ...]:
+        """Of each layer, the settings of its feed-forward layer."""
+        return self.mlp if isinstance(self.mlp, tuple) else (self.mlp,) * len(self.attention)
 
     @property
     def producers(self) -> tuple[int, ...]:
@@ -88,11 +101,16 @@ class Layer(nnx.Module):
     """Attention and MLP, each with its residual connection."""
 
     def __init__(
-        self, config: DecoderConfig, attention: AnyAttentionConfig, dtype: DTypeLike, rngs: nnx.Rngs
+        self,
+        config: DecoderConfig,
+        attention: AnyAttentionConfig,
+        mlp: FeedForward,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs,
     ):
         self.config = config
         self.attention = attention.build(dtype, rngs)
-        self.mlp = config.mlp.build(config.d_model, dtype, rngs)
+        self.mlp = mlp.build(config.d_model, dtype, rngs)
         if config.pre_norm:
             self.attention_norm = config.norm.build(config.d_model, dtype, rngs)
         if config.pre_norm and not config.shared_norm:
@@ -142,7 +160,10 @@ class Decoder(nnx.Module):
         if config.max_positions is not None:
             self.positions = _embedding(config.max_positions, config.d_model, dtype, rngs)
         self.layers = nnx.List(
-            [Layer(config, attention, dtype, rngs) for attention in config.attention]
+            [
+                Layer(config, attention, mlp, dtype, rngs)
+                for attention, mlp in zip(config.attention, config.feed_forward, strict=True)
+            ]
         )
         self.norm = config.norm.build(config.d_model, dtype, rngs)
         if not config.tied:

@@ -24,6 +24,7 @@ NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/ref.npz"))
 TIED = [
     *("llama_gqa_tied", "llama_bias", "mistral_gqa", "qwen2_gqa", "qwen3_gqa", "gemma_mqa"),
     *("gemma2_window", "gemma3_pattern", "gpt_oss_window", "cohere2_pattern"),
+    *("mixtral_gqa", "qwen3_moe_dense_between"),
     *("phi3_fused", "olmo2_gqa", "gpt2_conv1d", "gpt_neox_interleaved"),
 ]
 DISTINCT = ("llama_gqa_tied", "qwen3_gqa", "phi3_fused", "olmo2_gqa", "gpt_neox_interleaved")
@@ -89,6 +90,17 @@ def test_heads_written_out_are_the_same_function(name, grouped, forward, tmp_pat
 def test_the_covered_families_are_all():
     types = {Checkpoint(GOLDEN / name).config["model_type"] for name in TIED}
     assert types == {name for name in FAMILIES if not name.startswith("kvjax_")}
+
+
+@pytest.mark.parametrize("name", ["mixtral_gqa", "qwen3_moe_dense_between", "gpt_oss_window"])
+def test_experts_stay_as_they_are(name, golden, read, forward, tmp_path):
+    report = convert(golden / name, tmp_path / "dst", 1)
+    assert (report.kv_heads_before, report.kv_heads_after) == (2, 1)
+    before, after = bits(read(golden / name)), bits(read(tmp_path / "dst"))
+    assert before.keys() == after.keys()
+    changed = {name for name in before if before[name] != after[name]}
+    assert {name.split(".")[-2] for name in changed} == {"k_proj", "v_proj"}
+    assert np.isfinite(forward(tmp_path / "dst", TOKENS)).all()
 
 
 def test_a_strided_grouping_would_not_pass(golden, read, tmp_path, monkeypatch):

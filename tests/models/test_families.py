@@ -10,13 +10,15 @@ import pytest
 from flax import nnx
 from safetensors import safe_open
 
-from kvjax import models
+from kvjax import models, sizing
 from kvjax.models.family import (
+    EACH_TRANSPOSED,
     GROUPED_BY_KV_HEAD,
     INTERLEAVED,
     PAIRS_IN_HEADS,
     SAME,
     TRANSPOSED,
+    Tensor,
     bind,
     parameter_paths,
 )
@@ -33,12 +35,31 @@ MHA = AttentionConfig(d_model=5, query_heads=2, kv_heads=2, key_dim=2, value_dim
 def test_every_stored_tensor_is_bound_once(name):
     family, config = read_decoder(json.loads((GOLDEN / name / "config.json").read_text()))
     bindings = bind(family, config)
+    assert [binding.name for binding in bindings.values()] == list(bindings)
     stored = set()
     for path in (GOLDEN / name).glob("*.safetensors"):
         with safe_open(path, framework="numpy") as file:
             stored |= set(file.keys())
-    names = [binding.name for binding in bindings.values()]
-    assert sorted(names) == sorted(stored)
+    assert sorted(bindings) == sorted(stored)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stored_tensors_cover_every_number_of_a_parameter_once(name):
+    family, config = read_decoder(json.loads((GOLDEN / name / "config.json").read_text()))
+    model = nnx.eval_shape(lambda: models.init(json.loads(config.source)))
+    covered = {path: np.zeros(leaf.shape, int) for path, leaf in parameter_paths(model).items()}
+    for binding in bind(family, config).values():
+        part = covered[binding.path][binding.region]
+        assert binding.layout.shape(part.shape) == binding.shape
+        covered[binding.path][binding.region] = part + 1
+    assert all((times == 1).all() for times in covered.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sizing_counts_the_parameters(name):
+    config = json.loads((GOLDEN / name / "config.json").read_text())
+    leaves = parameter_paths(nnx.eval_shape(lambda: models.init(config))).values()
+    assert sum(leaf.size for leaf in leaves) == sizing.load(config).parameters
 
 
 def test_the_golden_files_cover_every_family():
@@ -59,6 +80,24 @@ def test_layouts_are_inverse_pairs(layout, rows, attention):
     stored = layout.write(parameter, attention)
     assert stored.shape == layout.shape(parameter.shape)
     np.testing.assert_array_equal(layout.read(stored, attention), parameter)
+
+
+def test_parts_of_experts():
+    row = Tensor("{i}.w3.{e}", "layers.{i}.up", TRANSPOSED, half=1)
+    parameter = np.arange(2 * 3 * 4).reshape(2, 3, 4)
+    parts = {name: parameter[region].tolist() for name, region in row.parts(parameter.shape)}
+    assert parts == {
+        "{i}.w3.0": [[2, 3], [6, 7], [10, 11]],
+        "{i}.w3.1": [[14, 15], [18, 19], [22, 23]],
+    }
+
+
+def test_a_linear_layer_of_each_expert():
+    parameter = np.arange(2 * 3 * 4).reshape(2, 3, 4)
+    stored = EACH_TRANSPOSED.write(parameter, None)
+    assert stored.shape == EACH_TRANSPOSED.shape(parameter.shape) == (2, 4, 3)
+    np.testing.assert_array_equal(stored[1], parameter[1].T)
+    np.testing.assert_array_equal(EACH_TRANSPOSED.read(stored, None), parameter)
 
 
 def test_rows_of_neox_are_q_k_v_of_one_head_after_another():

@@ -9,7 +9,7 @@ import pytest
 
 from kvjax.models.fields import FULL, SLIDING, read_rope
 from kvjax.models.registry import read_decoder
-from kvjax.nn import DecoderConfig, LinearScaling, Llama3Scaling, YarnScaling
+from kvjax.nn import DecoderConfig, LinearScaling, Llama3Scaling, MoeConfig, YarnScaling
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/ref.npz"))
@@ -136,6 +136,8 @@ def test_yarn_magnitude(factor, mscale, mscale_all_dim, magnitude):
             "got those of full_attention; accepted: those of sliding_attention too",
         ),
         ("gpt_oss_window", {"num_experts_per_tok": 7}, "chosen: got 7; accepted: 1 to 6"),
+        ("mixtral_gqa", {"hidden_act": "mish"}, "hidden_act='mish'"),
+        ("qwen3_moe_window", {"num_experts_per_tok": 10}, "chosen: got 10; accepted: 1 to 9"),
         ("gpt2_conv1d", {"add_cross_attention": True}, "layer 1 of gpt2: cross is True"),
         ("gpt2_conv1d", {"tie_word_embeddings": False}, "tie_word_embeddings=False"),
         ("gpt2_conv1d", {"activation_function": "mish"}, "activation_function='mish'"),
@@ -172,3 +174,26 @@ def test_embeddings_are_tied_by_default_only_where_the_family_says():
         tied[config["model_type"]] = decoder_of(config).tied
     by_default = {"gemma", "gemma2", "gemma3_text", "cohere2", "gpt2"}
     assert {family for family, is_tied in tied.items() if is_tied} == by_default
+
+
+@pytest.mark.parametrize(
+    ("fields", "sparse"),
+    [
+        ({}, [True, False, True]),
+        ({"mlp_only_layers": None}, [True, True, True]),
+        ({"mlp_only_layers": None, "decoder_sparse_step": 2}, [False, True, False]),
+        ({"decoder_sparse_step": 3}, [False, False, True]),
+        ({"mlp_only_layers": [0, 2], "decoder_sparse_step": None}, [False, True, False]),
+    ],
+    ids=str,
+)
+def test_which_layers_of_qwen3_moe_have_experts(fields, sparse):
+    """As Qwen3MoeDecoderLayer of transformers chooses."""
+    decoder = decoder_of(config_of("qwen3_moe_dense_between") | fields)
+    assert [isinstance(mlp, MoeConfig) for mlp in decoder.feed_forward] == sparse
+
+
+def test_experts_are_counted_under_either_name():
+    config = config_of("qwen3_moe_dense_between")
+    config["num_experts"] = config.pop("num_local_experts")
+    assert decoder_of(config) == decoder_of(config_of("qwen3_moe_dense_between"))

@@ -25,7 +25,7 @@ from kvjax.models.family import (
     abstract_decoder,
 )
 from kvjax.models.registry import FAMILIES, read_decoder
-from kvjax.nn import Decoder, DecoderConfig
+from kvjax.nn import Decoder, DecoderConfig, Gated, MlpConfig, MoeConfig, Router
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/ref.npz"))
@@ -193,8 +193,8 @@ MISREAD = {
         {"attention.q.kernel": TRANSPOSED, "attention.k.kernel": TRANSPOSED},
     ),
     "cohere2 pairs in values": ("cohere2_pattern", {"attention.v.kernel": PAIRS_IN_HEADS}),
-    "gpt-oss gates before ups": ("gpt_oss_window", {"mlp.gate_up.kernel": SAME}),
-    "gpt-oss biases, too": ("gpt_oss_window", {"mlp.gate_up.bias": SAME}),
+    "gpt-oss gates before ups": ("gpt_oss_window", {"mlp.experts.gate_up.kernel": SAME}),
+    "gpt-oss biases, too": ("gpt_oss_window", {"mlp.experts.gate_up.bias": SAME}),
     "llama V from K's heads": ("llama_gqa_tied", {"attention.v.kernel": Reversed()}),
 }
 
@@ -210,6 +210,27 @@ def test_a_misread_layout_shows(name, layouts, monkeypatch):
     monkeypatch.setitem(FAMILIES, family.model_type, replace(family, tensors=tensors))
     misread = models.load(GOLDEN / name, dtype="f32")
     assert difference(forward(misread, tokens), expected) > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["mixtral_gqa", "qwen3_moe_dense_between"])
+def test_a_gate_for_a_way_up_shows(name, monkeypatch):
+    model, tokens, expected = read(name)
+    family = FAMILIES[json.loads(model.config.source)["model_type"]]
+    tensors = tuple(
+        row if row.half is None else replace(row, half=1 - row.half) for row in family.tensors
+    )
+    monkeypatch.setitem(FAMILIES, family.model_type, replace(family, tensors=tensors))
+    misread = models.load(GOLDEN / name, dtype="f32")
+    assert difference(forward(misread, tokens), expected) > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["mixtral_gqa", "qwen3_moe_dense_between"])
+def test_experts_in_another_order_show(name):
+    _, tokens, expected = read(name)
+    shuffled = models.load(GOLDEN / name, dtype="f32")
+    down = shuffled.layers[0].mlp.experts.down.kernel
+    down[...] = down[...][::-1]
+    assert difference(forward(shuffled, tokens), expected) > 10 * TOLERANCE
 
 
 def in_attention(**changes) -> Callable[[DecoderConfig], DecoderConfig]:
@@ -236,6 +257,13 @@ def in_norm(**changes) -> Callable[[DecoderConfig], DecoderConfig]:
 
 def in_mlp(**changes) -> Callable[[DecoderConfig], DecoderConfig]:
     return lambda config: replace(config, mlp=replace(config.mlp, **changes))
+
+
+def in_moe(**changes) -> Callable[[DecoderConfig], DecoderConfig]:
+    def change(mlp: MlpConfig | MoeConfig) -> MlpConfig | MoeConfig:
+        return replace(mlp, **changes) if isinstance(mlp, MoeConfig) else mlp
+
+    return lambda config: replace(config, mlp=tuple(map(change, config.feed_forward)))
 
 
 def without_eps_of_qk(config: DecoderConfig) -> DecoderConfig:
@@ -281,6 +309,11 @@ MISSET = {
     "gates not clamped": ("gpt_oss_window", in_gate(limit=7.0)),
     "other slope of gates": ("gpt_oss_defaults", in_gate(alpha=1.702)),
     "fewer experts a token": ("gpt_oss_window", in_mlp(chosen=1)),
+    "fewer of mixtral's experts": ("mixtral_gqa", in_moe(chosen=2)),
+    "mixtral's weights not normed": ("mixtral_gqa", in_moe(router=Router(normed=False))),
+    "silu for gelu in experts": ("mixtral_window", in_moe(gate=Gated())),
+    "weights not normed": ("qwen3_moe_dense_between", in_moe(router=Router(normed=False))),
+    "weights normed": ("qwen3_moe_window", in_moe(router=Router())),
     "no yarn beside sinks": ("gpt_oss_window", with_rope(scaling=None)),
     "rope in all layers": (
         "cohere2_pattern",

@@ -153,8 +153,23 @@ def test_one_norm_for_both_needs_both(settings):
 
 def test_a_mixture_of_experts_takes_the_place_of_the_mlp():
     model = build(mlp=MoeConfig(width=12, experts=3, chosen=2))
-    assert model.layers[0].mlp.gate_up.kernel.shape == (3, 16, 24)
+    assert model.layers[0].mlp.experts.gate_up.kernel.shape == (3, 16, 24)
     assert np.isfinite(forward(model, TOKENS)).all()
+
+
+def test_layers_may_have_feed_forward_layers_of_their_own():
+    sparse, dense = MoeConfig(width=4, experts=3, chosen=2), MlpConfig(width=12)
+    model = build(mlp=(dense, sparse))
+    assert model.config.feed_forward == (dense, sparse)
+    assert model.layers[0].mlp.up.kernel.shape == (16, 12)
+    assert model.layers[1].mlp.experts.down.kernel.shape == (3, 4, 16)
+    shared, each = build(), build(mlp=(dense, dense))
+    np.testing.assert_array_equal(forward(shared, TOKENS), forward(each, TOKENS))
+
+
+def test_as_many_feed_forward_layers_as_layers_of_attention():
+    with pytest.raises(ValueError, match="mlp: got 3 entries; accepted: one for all layers, or a"):
+        replace(CONFIG, mlp=(CONFIG.mlp,) * 3)
 
 
 @pytest.mark.parametrize(
