@@ -14,7 +14,7 @@ from kvjax.cache.codecs import Codec, Leaves, constants, empty_leaves
 from kvjax.cache.common import roll_back
 from kvjax.cache.kept import KeptCache, kept
 from kvjax.cache.layouts import Sight
-from kvjax.cache.places import Pages, own_pages
+from kvjax.cache.places import Pages, in_line, own_pages
 from kvjax.cache.protocol import Block, CapacityError, Record
 from kvjax.cache.slots import BLOCK
 
@@ -156,9 +156,7 @@ class PagedCache:
         many, size = self._pages_a_block, self.page_size
         entries = i * many + jnp.arange(many, dtype=jnp.int32)
         page = self._pages.page(jnp.broadcast_to(entries, (len(self.n), many)))
-        leaves = {
-            name: self._in_line(leaf[jnp.maximum(page, 0)]) for name, leaf in self.leaves.items()
-        }
+        leaves = {name: in_line(leaf, page) for name, leaf in self.leaves.items()}
         positions = (entries[:, None] * size + jnp.arange(size, dtype=jnp.int32)).reshape(-1)
         live = (positions < self.n[:, None]) & (jnp.repeat(page, size, axis=1) >= 0)
         held = jnp.where(live, positions, -1)
@@ -218,8 +216,3 @@ class PagedCache:
                 f"tokens, or fewer than they were to forget; rows hold {self.n.tolist()}, their "
                 f"pages have room for {self._pages.room().tolist()}"
             )
-
-    def _in_line(self, pages: Array) -> Array:
-        """(B, M, K, P, ...) -> (B, K, M * P, ...)."""
-        pages = jnp.moveaxis(pages, 2, 1)
-        return pages.reshape(*pages.shape[:2], -1, *pages.shape[4:])

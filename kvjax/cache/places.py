@@ -106,6 +106,15 @@ class Pages:
         return (page >= 0) & (page < self.num_pages)
 
 
+def in_line(leaf: Array, page: Array) -> Array:
+    """Pages (B, M) of a leaf (num_pages, K, P, ...), side by side: (B, K, M * P, ...).
+
+    Where there is none, -1, another stands in.
+    """
+    pages = jnp.moveaxis(leaf[jnp.maximum(page, 0)], 2, 1)
+    return pages.reshape(*pages.shape[:2], -1, *pages.shape[4:])
+
+
 def own_pages(
     batch: int, tokens: int, page_size: int, num_pages: int | None, what: str = "tokens"
 ) -> tuple[Array, int]:

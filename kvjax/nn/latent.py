@@ -171,24 +171,21 @@ class LatentAttention(nnx.Module):
     def project(self, x: Array, positions: Array) -> tuple[Array, Array, Array]:
         """Heads of their own: q and k (B, T, N, H + R) and v (B, T, N, HV), of x (B, T, D)."""
         q, q_rope = self._queries(x)
-        latent, k_rope = self.record(x, positions)
-        k, v = self.expand(latent)
-        k_rope = jnp.broadcast_to(k_rope[:, :, None], (*k.shape[:3], k_rope.shape[-1]))
-        rotated = self.config.rope(q_rope, positions)
-        return jnp.concatenate([q, rotated], -1), jnp.concatenate([k, k_rope], -1), v
+        k, v = self.expand(*self.record(x, positions))
+        return jnp.concatenate([q, self.config.rope(q_rope, positions)], axis=-1), k, v
 
-    def expand(self, latent: Array) -> tuple[Array, Array]:
-        """latent (B, T, L) -> unrotated keys (B, T, N, H) and values (B, T, N, HV) of heads."""
+    def expand(self, latent: Array, k_rope: Array) -> tuple[Array, Array]:
+        """Records (B, T, L) and (B, T, R) -> keys (B, T, N, H + R) and values (B, T, N, HV)."""
         k = jnp.einsum("btl,nhl->btnh", latent, self.k_up[...])
-        return k, jnp.einsum("btl,nlv->btnv", latent, self.v_up[...])
+        k_rope = jnp.broadcast_to(k_rope[:, :, None], (*k.shape[:3], k_rope.shape[-1]))
+        v = jnp.einsum("btl,nlv->btnv", latent, self.v_up[...])
+        return jnp.concatenate([k, k_rope], axis=-1), v
 
     def _among_themselves(
         self, q: Array, q_rope: Array, latent: Array, k_rope: Array, shared: Shared
     ) -> tuple[Array, Array]:
         """Output (B, T, N, HV) and LSE (B, T, N) over the new tokens alone, as heads."""
-        k, v = self.expand(latent)
-        k_rope = jnp.broadcast_to(k_rope[:, :, None], (*k.shape[:3], k_rope.shape[-1]))
-        k = jnp.concatenate([k, k_rope], axis=-1)
+        k, v = self.expand(latent, k_rope)
         return prefill_attention(
             jnp.concatenate([q, q_rope], axis=-1),
             jnp.swapaxes(k, 1, 2),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from kvjax.ops.devices import Gpu
@@ -72,7 +73,7 @@ def decode(
     per_head = None if stored.token_scales else stored.k_scale
     parts = kernel(
         Inputs(
-            q=tuple(jnp.split(grouped, _ends(shape.key_dims), axis=-1)),
+            q=tuple(jnp.split(grouped, np.cumsum(shape.key_dims)[:-1], axis=-1)),
             k=stored.keys,
             v=stored.values,
             lengths=lengths.astype(jnp.int32),
@@ -92,11 +93,6 @@ def decode(
         out *= jnp.broadcast_to(stored.v_scale, (kv_heads,))[:, None, None]
     out, lse = out.reshape(batch, heads, -1), lse.reshape(batch, heads)
     return (out, lse) if sink_logits is None else _with_sinks(out, lse, sink_logits)
-
-
-def _ends(widths: tuple[int, ...]) -> list[int]:
-    """Where the parts of these widths end, but for the last."""
-    return [sum(widths[: i + 1]) for i in range(len(widths) - 1)]
 
 
 def _with_sinks(out: Array, lse: Array, sink_logits: Array) -> tuple[Array, Array]:

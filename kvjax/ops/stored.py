@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from kvjax.cache.places import Pages, in_line
+
 
 class Stored(NamedTuple):
     """What decode attention reads, never copied as a whole.
@@ -112,18 +114,11 @@ class _Numbers(NamedTuple):
 
     def _slots(self, array: Array, first: Array, width: int) -> Array:
         if self.page_table is not None:
-            return _in_pages(array, self.page_table, first, width)
+            pages = Pages(self.page_table, len(array), array.shape[2])
+            entries = first[..., None] // pages.size + jnp.arange(width // pages.size)
+            shape = len(self.page_table), width // pages.size
+            return in_line(array, pages.page(jnp.broadcast_to(entries, shape)))
         cut = jax.lax.dynamic_slice_in_dim
         if first.ndim == 0:
             return cut(array, first, width, axis=2)
         return jax.vmap(lambda row, i: cut(row, i, width, axis=1))(array, first)
-
-
-def _in_pages(array: Array, table: Array, first: Array, width: int) -> Array:
-    size = array.shape[2]
-    entries = first[..., None] // size + jnp.arange(width // size, dtype=first.dtype)
-    entries = jnp.broadcast_to(entries, (len(table), width // size))
-    page = jnp.take_along_axis(table, jnp.minimum(entries, table.shape[1] - 1), axis=1)
-    # (B, M, K, P, ...) -> (B, K, M * P, ...)
-    pages = jnp.moveaxis(array[jnp.clip(page, 0, len(array) - 1)], 1, 2)
-    return pages.reshape(*pages.shape[:2], -1, *pages.shape[4:])

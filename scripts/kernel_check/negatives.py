@@ -23,7 +23,7 @@ from kernel_check.calls import (
 from kernel_check.cases import ROWS, SLOTS, STORAGES, UNITS, Case, StepCase, Storage
 from kernel_check.checking import Checked, check_call, check_program
 from kernel_check.steps import step_call
-from kvjax.kernels.mosaic_gpu import ampere, attending, copying, cp_async, decode
+from kvjax.kernels.mosaic_gpu import attending, copying, cp_async, launch
 from kvjax.kernels.mosaic_gpu.plan import Plan
 
 BF16 = STORAGES[0]
@@ -134,7 +134,7 @@ MAKERS: dict[str, Maker] = {
         of("mma", INT8, 128), attending, commit_smem=lambda: None
     ),
     "no barriers but those asked for": mutated(
-        of("", BF16, 128), ampere, decode, CompilerParams=no_barriers
+        of("", BF16, 128), launch, CompilerParams=no_barriers
     ),
     "tiles loaded through registers": mutated(
         of("", BF16, 128, page=64), copying, cp_async, copy_gmem_to_smem=load_through_registers

@@ -1,11 +1,12 @@
 """Kernels as simulations, against float64; and a limit of time, since a barrier's fault hangs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call
 
 from kvjax.bench.gpu.oracle import Difference, difference
 from kvjax.bench.gpu.shape import DTYPES, DecodeShape, attend, operands, queries
@@ -41,6 +42,13 @@ def poisoned(shape: DecodeShape) -> dict:
         nan = jnp.asarray(jnp.nan, made[name].dtype)
         made[name] = jnp.where(before[..., None], nan, made[name])
     return made
+
+
+@pytest.fixture(autouse=True)
+def forgets_what_failed() -> Iterator[None]:
+    """A kernel that raised leaves the state of its simulation behind."""
+    yield
+    interpret_pallas_call.reset_gpu_interpret_mode_state()
 
 
 @pytest.fixture

@@ -41,6 +41,26 @@ def known_barriers(monkeypatch, module) -> Callable[[Any, str], bool]:
     return lambda reference, name: getattr(reference, "ref", reference) is seen[name]
 
 
+def without_wait(module, name, blocks):
+    """`module` does not wait for the barriers of that name; `blocks` has the block's function."""
+
+    def plant(monkeypatch) -> None:
+        is_named = known_barriers(monkeypatch, blocks)
+
+        def wait(barrier):
+            if not is_named(barrier, name):
+                plgpu.barrier_wait(barrier)
+
+        monkeypatch.setattr(module, "plgpu", api(barrier_wait=wait))
+
+    return plant
+
+
+def next_page(old):
+    """Of `copying._page`: the page behind the one that is asked for."""
+    return lambda settings, inputs, span, row, entry: old(settings, inputs, span, row, entry + 1)
+
+
 def raised_what_it_must(error: Exception) -> bool:
     """Whether a simulation's error, whose own type is lost, is of a kind that tells of a fault."""
     return any(sign in str(error) for sign in SIGNS)

@@ -15,10 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels.planting import api, changed, handed_on_unfenced, known_barriers, raised_what_it_must
+from kernels.planting import (
+    api,
+    changed,
+    handed_on_unfenced,
+    known_barriers,
+    next_page,
+    raised_what_it_must,
+    without_wait,
+)
 from kvjax.kernels.mosaic_gpu import copying, latent
 from kvjax.kernels.mosaic_gpu.plan import SHARED_BYTES, SYSTEM_BYTES, Plan, Shape, make_latent_plan
 from kvjax.kernels.mosaic_gpu.settings import Inputs
@@ -174,21 +181,6 @@ def test_the_whole_product(unit, heads, widths, page_size, window, simulate):
     assert is_right(case, simulate(case))
 
 
-def without_wait(name):
-    """Nothing waits for the barriers of that name."""
-
-    def plant(monkeypatch) -> None:
-        is_named = known_barriers(monkeypatch, latent)
-
-        def wait(barrier):
-            if not is_named(barrier, name):
-                plgpu.barrier_wait(barrier)
-
-        monkeypatch.setattr(latent, "plgpu", api(barrier_wait=wait))
-
-    return plant
-
-
 def arrives_early(name, half):
     """That half's warpgroup arrives before its products with values, and not again after them."""
 
@@ -260,10 +252,6 @@ def factor_afterwards(old):
     return publish
 
 
-def next_page(old):
-    return lambda settings, inputs, span, row, entry: old(settings, inputs, span, row, entry + 1)
-
-
 def one_slot_more(old):
     return lambda settings, span, *rest: old(settings, span._replace(n=span.n + 1), *rest)
 
@@ -306,12 +294,12 @@ def never_shrunk(old):
 PLAIN = Case((250,), splits=1, slots=256, page_size=64)
 STRONG = replace(PLAIN, unit="mma")
 MUTANTS: dict[str, tuple[Case, Callable]] = {
-    "queries read before they are there": (STRONG, without_wait("q_full")),
-    "keys read before they are there": (PLAIN, without_wait("k_full[1]")),
-    "rope keys read before they are there": (STRONG, without_wait("k_full[2]")),
-    "tiles overwritten unread": (PLAIN, without_wait("k_free")),
-    "weights read before they are there": (PLAIN, without_wait("weights_full")),
-    "weights overwritten unread": (PLAIN, without_wait("weights_free")),
+    "queries read before they are there": (STRONG, without_wait(latent, "q_full", latent)),
+    "keys read before they are there": (PLAIN, without_wait(latent, "k_full[1]", latent)),
+    "rope keys read before they are there": (STRONG, without_wait(latent, "k_full[2]", latent)),
+    "tiles overwritten unread": (PLAIN, without_wait(latent, "k_free", latent)),
+    "weights read before they are there": (PLAIN, without_wait(latent, "weights_full", latent)),
+    "weights overwritten unread": (PLAIN, without_wait(latent, "weights_free", latent)),
     "last factor written over one unread": (PLAIN, without_last_wait),
     "tiles released before they are read": (STRONG, arrives_early("k_free", latent.LEADER)),
     "weights released before they are read": (
@@ -331,13 +319,6 @@ MUTANTS: dict[str, tuple[Case, Callable]] = {
     "sums that never shrink": (PLAIN, changed(latent, "_along_columns", never_shrunk)),
     "lse in powers of 2": (PLAIN, changed(latent, "_lead_tiles", binary_lse)),
 }
-
-
-@pytest.fixture(autouse=True)
-def forgets_what_failed():
-    """A kernel that raised leaves the state of its simulation behind."""
-    yield
-    interpret_pallas_call.reset_gpu_interpret_mode_state()
 
 
 @pytest.mark.parametrize("case", [PLAIN, STRONG], ids=["wgmma", "mma"])

@@ -7,15 +7,22 @@ for, since keys come after them; and barriers that count other arrivals hang.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import pytest
-from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels.conftest import accuracy
-from kernels.planting import api, changed, handed_on_unfenced, known_barriers, raised_what_it_must
+from kernels.planting import (
+    api,
+    changed,
+    handed_on_unfenced,
+    known_barriers,
+    next_page,
+    raised_what_it_must,
+    without_wait,
+)
 from kvjax.bench.gpu.shape import DecodeShape, attend, operands, queries
 from kvjax.kernels.mosaic_gpu import attending, copying, decode, settings
 from kvjax.ops import decode as ops_decode
@@ -27,21 +34,6 @@ HOPPER, BLACKWELL = (9, 0), (10, 0)
 SHAPE = DecodeShape(1, 4, 1, key_dim=256, length=(380,), page_size=16)
 IN_A_WINDOW = replace(SHAPE, window=70)
 CODED = DecodeShape(1, 4, 1, key_dim=64, length=(640,), codec="int8", scales="token")
-
-
-def without_wait(module, name):
-    """`module` does not wait for the barrier of that name."""
-
-    def plant(monkeypatch) -> None:
-        is_named = known_barriers(monkeypatch, decode)
-
-        def wait(barrier):
-            if not is_named(barrier, name):
-                plgpu.barrier_wait(barrier)
-
-        monkeypatch.setattr(module, "plgpu", api(barrier_wait=wait))
-
-    return plant
 
 
 def released_early(name, before):
@@ -64,10 +56,6 @@ def released_early(name, before):
         monkeypatch.setattr(attending, before, early)
 
     return plant
-
-
-def next_page(old):
-    return lambda settings, inputs, span, row, entry: old(settings, inputs, span, row, entry + 1)
 
 
 def one_slot_more(old):
@@ -118,11 +106,20 @@ def unscaled(old):
     return lambda *args: None
 
 
+unwaited = partial(without_wait, blocks=decode)
 MUTANTS: dict[str, tuple[DecodeShape, tuple[int, int], Callable]] = {
-    "keys overwritten unread": (SHAPE, HOPPER, without_wait(copying, "k_free")),
-    "values overwritten unread": (SHAPE, HOPPER, without_wait(copying, "v_free")),
-    "keys read before they are there": (SHAPE, BLACKWELL, without_wait(attending, "k_full")),
-    "values read before they are there": (SHAPE, BLACKWELL, without_wait(attending, "v_full")),
+    "keys overwritten unread": (SHAPE, HOPPER, unwaited(copying, "k_free")),
+    "values overwritten unread": (SHAPE, HOPPER, unwaited(copying, "v_free")),
+    "keys read before they are there": (
+        SHAPE,
+        BLACKWELL,
+        unwaited(attending, "k_full"),
+    ),
+    "values read before they are there": (
+        SHAPE,
+        BLACKWELL,
+        unwaited(attending, "v_full"),
+    ),
     "keys released before they are read": (
         SHAPE,
         BLACKWELL,
@@ -142,13 +139,6 @@ MUTANTS: dict[str, tuple[DecodeShape, tuple[int, int], Callable]] = {
     "dead values": (SHAPE, HOPPER, changed(attending, "_live", dead_values)),
     "codes without their scales": (CODED, HOPPER, changed(attending, "token_scales", unscaled)),
 }
-
-
-@pytest.fixture(autouse=True)
-def forgets_what_failed():
-    """A kernel that raised leaves the state of its simulation behind."""
-    yield
-    interpret_pallas_call.reset_gpu_interpret_mode_state()
 
 
 @pytest.mark.parametrize("name", MUTANTS)

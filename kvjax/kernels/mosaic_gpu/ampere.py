@@ -49,7 +49,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
@@ -69,10 +68,11 @@ from kvjax.kernels.mosaic_gpu.attending import (
 )
 from kvjax.kernels.mosaic_gpu.copying import places
 from kvjax.kernels.mosaic_gpu.cp_async import Copies, Counted, CpAsync
+from kvjax.kernels.mosaic_gpu.launch import launch
 from kvjax.kernels.mosaic_gpu.plan import Limits, Plan
 from kvjax.kernels.mosaic_gpu.settings import Inputs, Outputs, Scratch, Settings, Span
 from kvjax.kernels.mosaic_gpu.tiles import ROWS, round_up, smem
-from kvjax.kernels.mosaic_gpu.units import INTERPRETED, RESULT, UNITS
+from kvjax.kernels.mosaic_gpu.units import RESULT
 
 # By compute capability. Registers suffice for two blocks, since threads have 255 at most.
 LIMITS = {
@@ -111,34 +111,23 @@ def decode(
     if window is None and inputs.page_table is None and capacity % plan.rows:
         # What a last tile holds again, of the one before it, is hidden as if by a window.
         window = capacity
-    unit = (UNITS if interpret is None else INTERPRETED)[plan.unit]
-    settings = Settings.of(inputs, plan, unit, scale, soft_cap, window)
-    arrays, tree = jax.tree.flatten(inputs)
+    settings = Settings.of(inputs, plan, interpret is not None, scale, soft_cap, window)
     batch, kv_heads, heads, _ = inputs.q[0].shape
 
-    def block(*refs: Any) -> None:
-        out, lse, scratch, counted = refs[len(arrays) :]
+    def block(given: Inputs, outputs: Outputs, scratch: Scratch, counted: Any) -> None:
         copies = CpAsync() if interpret is None else Counted.start(*counted)
-        given = jax.tree.unflatten(tree, refs[: len(arrays)])
-        _block(settings, given, Outputs(out, lse), scratch, copies)
+        _block(settings, given, outputs, scratch, copies)
 
     most = plan.stages * sum(_copies_of_tile(settings))
-    rows = (plan.splits, batch, kv_heads, heads)
-    run = plgpu.kernel(
+    out, lse = launch(
         block,
-        out_type=[
-            jax.ShapeDtypeStruct((*rows, round_up(settings.value_dim, LINE)), jnp.float32),
-            jax.ShapeDtypeStruct(rows, jnp.float32),
-        ],
-        scratch_types=[_scratch(settings), () if interpret is None else Counted.scratch(most)],
-        grid=(plan.splits, kv_heads * heads // plan.heads, batch),
-        grid_names=("split", "head", "row"),
-        compiler_params=plgpu.CompilerParams(
-            approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
-        ),
+        settings,
+        inputs,
+        [_scratch(settings), () if interpret is None else Counted.scratch(most)],
+        {"split": plan.splits, "head": kv_heads * heads // plan.heads, "row": batch},
+        columns=round_up(settings.value_dim, LINE),
         interpret=interpret,
     )
-    out, lse = run(*arrays)
     return Outputs(out[..., : settings.value_dim], lse)
 
 

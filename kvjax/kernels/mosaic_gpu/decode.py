@@ -15,9 +15,8 @@ bytes where a split has 16 tiles, a group 8 heads, and both are 128 wide.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
@@ -25,9 +24,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kvjax.kernels.mosaic_gpu.attending import attend_tiles, write, write_nothing
 from kvjax.kernels.mosaic_gpu.copying import copy_tiles
+from kvjax.kernels.mosaic_gpu.launch import launch
 from kvjax.kernels.mosaic_gpu.plan import Plan
 from kvjax.kernels.mosaic_gpu.settings import Inputs, Outputs, Scratch, Settings
-from kvjax.kernels.mosaic_gpu.units import INTERPRETED, UNITS
 
 
 def decode(
@@ -48,33 +47,19 @@ def decode(
       interpret: runs the kernel in Pallas' interpreter for GPUs.
     """
     batch, kv_heads, heads, _ = inputs.q[0].shape
-    unit = (UNITS if interpret is None else INTERPRETED)[plan.unit]
-    settings = Settings.of(inputs, plan, unit, scale, soft_cap, window)
-    arrays, tree = jax.tree.flatten(inputs)
-
-    def block(*refs: Any) -> None:
-        out, lse, scratch = refs[len(arrays) :]
-        _block(settings, jax.tree.unflatten(tree, refs[: len(arrays)]), Outputs(out, lse), scratch)
-
-    rows = (plan.splits, batch, kv_heads, heads)
-    run = plgpu.kernel(
-        block,
-        out_type=[
-            jax.ShapeDtypeStruct((*rows, settings.value_dim), jnp.float32),
-            jax.ShapeDtypeStruct(rows, jnp.float32),
-        ],
-        scratch_types=[settings.scratch()],
-        # Blocks that read the same tiles, where a group is several, run side by side.
-        grid=(plan.splits, batch, kv_heads * heads // plan.heads),
-        grid_names=("split", "row", "head"),
-        num_threads=2,
-        thread_name="warpgroup",
-        compiler_params=plgpu.CompilerParams(
-            approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
-        ),
+    settings = Settings.of(inputs, plan, interpret is not None, scale, soft_cap, window)
+    # Blocks that read the same tiles, where a group is several, run side by side.
+    grid = {"split": plan.splits, "row": batch, "head": kv_heads * heads // plan.heads}
+    return launch(
+        partial(_block, settings),
+        settings,
+        inputs,
+        [settings.scratch()],
+        grid,
+        columns=settings.value_dim,
         interpret=interpret,
+        warpgroups=2,
     )
-    return Outputs(*run(*arrays))
 
 
 def _block(settings: Settings, inputs: Inputs, outputs: Outputs, scratch: Scratch) -> None:

@@ -36,9 +36,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
@@ -46,10 +46,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kvjax.kernels.mosaic_gpu.attending import LOG2_E, LOWEST, exponents
 from kvjax.kernels.mosaic_gpu.copying import places
+from kvjax.kernels.mosaic_gpu.launch import launch
 from kvjax.kernels.mosaic_gpu.plan import Plan
 from kvjax.kernels.mosaic_gpu.settings import Inputs, Outputs, Settings, Span
 from kvjax.kernels.mosaic_gpu.tiles import LARGE, smem
-from kvjax.kernels.mosaic_gpu.units import INTERPRETED, RESULT, UNITS, Wgmma
+from kvjax.kernels.mosaic_gpu.units import RESULT, Wgmma
 
 # Columns of the values are halved between two warpgroups.
 HALVES = 2
@@ -111,36 +112,20 @@ def decode(
         operands as its race detector sees.
     """
     batch, _, heads, latent = inputs.q[0].shape
-    unit = (UNITS if interpret is None else INTERPRETED)[plan.unit]
-    settings = Settings.of(inputs, plan, unit, scale, soft_cap, window)
-    arrays, tree = jax.tree.flatten(inputs)
-
-    def block(*refs: Any) -> None:
-        out, lse, scratch = refs[len(arrays) :]
-        _block(settings, jax.tree.unflatten(tree, refs[: len(arrays)]), Outputs(out, lse), scratch)
-
-    rows = (plan.splits, batch, 1, heads)
-    run = plgpu.kernel(
-        block,
-        out_type=[
-            jax.ShapeDtypeStruct((*rows, latent), jnp.float32),
-            jax.ShapeDtypeStruct(rows, jnp.float32),
-        ],
-        scratch_types=[_scratch(settings)],
+    settings = Settings.of(inputs, plan, interpret is not None, scale, soft_cap, window)
+    return launch(
+        partial(_block, settings),
+        settings,
+        inputs,
+        [_scratch(settings)],
         # Blocks that read the same tiles run side by side.
-        grid=(plan.splits, batch, heads // plan.heads),
-        grid_names=("split", "row", "part"),
-        num_threads=HALVES,
-        thread_name="warpgroup",
-        compiler_params=plgpu.CompilerParams(
-            approx_math=True,
-            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
-            # Of reductions across warps, of which there are none.
-            reduction_scratch_bytes=0,
-        ),
+        {"split": plan.splits, "row": batch, "part": heads // plan.heads},
+        columns=latent,
         interpret=interpret,
+        warpgroups=HALVES,
+        # Of reductions across warps, of which there are none.
+        reduction_scratch_bytes=0,
     )
-    return Outputs(*run(*arrays))
 
 
 def _parts(settings: Settings) -> tuple[tuple[int, Any], ...]:

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from kvjax.kernels.mosaic_gpu.plan import Plan
 from kvjax.kernels.mosaic_gpu.tiles import smem, value_cuts
-from kvjax.kernels.mosaic_gpu.units import Unit
+from kvjax.kernels.mosaic_gpu.units import INTERPRETED, UNITS, Unit
 
 
 class Inputs(NamedTuple):
@@ -130,7 +130,7 @@ class Settings:
         cls,
         inputs: Inputs,
         plan: Plan,
-        unit: Unit,
+        interpreted: bool,
         scale: float,
         soft_cap: float | None,
         window: int | None,
@@ -139,7 +139,7 @@ class Settings:
         keys, table = inputs.k[0], inputs.page_table
         return cls(
             plan=plan,
-            unit=unit,
+            unit=(INTERPRETED if interpreted else UNITS)[plan.unit],
             scale=scale,
             soft_cap=soft_cap,
             window=window,
