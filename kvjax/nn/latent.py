@@ -27,10 +27,10 @@ class LatentAttentionConfig:
       d_model: D, width of the residual stream.
       query_heads: N.
       latent_rank: L, channels of the latent that all heads' keys and values are made of.
-      rope_dim: R, channels of the rotated key that all heads share, and of their queries for it.
+      rope_dim: R, channels of the rotated key that heads share, and of their queries for it.
       head_dim: H, channels of a head's key that are not rotated; its key has H + R.
       head_value_dim: HV, channels of a head's value.
-      rope: over R channels.
+      rope: over the R channels of all rotated keys.
       query_rank: channels that queries are made by way of; None for none.
       query_bias, latent_bias, out_bias: whether the projections to queries (the last one), to
         latent and rope key, and of outputs carry biases.
@@ -38,6 +38,9 @@ class LatentAttentionConfig:
       latent_norm: whether the latent is normed.
       window: keys each query sees, its own included; None for all.
       scale: factor of the scores; None for (H + R) ** -0.5.
+      rope_heads: rotated keys of a token, which divide N; query head n reads key
+        n // (N / rope_heads). DeepSeek's models have one, models that were converted by partial
+        RoPE (arXiv:2502.14837) one for each KV head that they had.
     """
 
     d_model: int
@@ -55,16 +58,29 @@ class LatentAttentionConfig:
     latent_norm: bool = True
     window: int | None = None
     scale: float | None = None
+    rope_heads: int = 1
 
-    # What a cache keeps of a token: one head, the rope key as its key and the latent as its value.
+    # What a cache keeps of a token: one head, its rope keys as the key and the latent as the value.
     kv_heads = 1
     # Settings of other attention that there is nothing like here.
     shares_with = chunk = soft_cap = None
 
+    def __post_init__(self) -> None:
+        if self.rope_heads < 1 or self.query_heads % self.rope_heads:
+            raise ValueError(
+                f"rope_heads: got {self.rope_heads}; accepted: a divisor of {self.query_heads} "
+                f"query heads"
+            )
+        if self.rope.width != self.key_dim:
+            raise ValueError(
+                f"rope: got one of {self.rope.width} channels; accepted: {self.key_dim}, those of "
+                f"all rotated keys"
+            )
+
     @property
     def key_dim(self) -> int:
-        """R, the key that a cache keeps."""
-        return self.rope_dim
+        """Rope channels of a token, R for each of its rotated keys: the key that a cache keeps."""
+        return self.rope_heads * self.rope_dim
 
     @property
     def value_dim(self) -> int:
@@ -108,7 +124,7 @@ class LatentAttention(nnx.Module):
             q_in = c.query_rank
         q_width = c.query_heads * (c.head_dim + c.rope_dim)
         self.q = linear(q_in, q_width, use_bias=c.query_bias and c.query_rank is None)
-        self.kv_down = linear(c.d_model, c.latent_rank + c.rope_dim, use_bias=c.latent_bias)
+        self.kv_down = linear(c.d_model, c.latent_rank + c.key_dim, use_bias=c.latent_bias)
         if c.latent_norm:
             self.kv_norm = c.norm.build(c.latent_rank, dtype, rngs)
         heads, rank = c.query_heads, c.latent_rank
@@ -153,15 +169,43 @@ class LatentAttention(nnx.Module):
         return shared.close(y)
 
     def _queries(self, x: Array) -> tuple[Array, Array]:
-        """x (B, T, D) -> q (B, T, N, H), and unrotated queries (B, T, N, R)."""
+        """x (B, T, D) -> q (B, T, N, H), and unrotated queries of all a token's rope channels.
+
+        The latter lie where the key lies that their head reads, and are 0 for the other keys.
+        """
         c = self.config
         if c.query_rank is not None:
             x = self.q_norm(self.q_down(x))
         q = self.q(x).reshape(*x.shape[:2], c.query_heads, -1)
-        return q[..., : c.head_dim], q[..., c.head_dim :]
+        return q[..., : c.head_dim], self._among_rope_heads(q[..., c.head_dim :])
+
+    def _among_rope_heads(self, q_rope: Array) -> Array:
+        """(B, T, N, R) -> (B, T, N, rope_heads * R).
+
+        Rotated together are channels i and i + half: of all rope keys as of one, so that first come
+        all heads' first halves.
+        """
+        c = self.config
+        if c.rope_heads == 1:
+            return q_rope
+        halves = q_rope.reshape(*q_rope.shape[:3], 2, 1, -1)
+        return jnp.where(self._reads, halves, 0).reshape(*q_rope.shape[:3], -1)
+
+    def _own_rope_head(self, k_rope: Array) -> Array:
+        """Rope keys (B, T, N or 1, rope_heads * R) -> what each query head reads, (B, T, N, R)."""
+        halves = k_rope.reshape(*k_rope.shape[:3], 2, self.config.rope_heads, -1)
+        own = jnp.where(self._reads, halves, 0).sum(axis=-2)
+        return own.reshape(*own.shape[:3], -1)
+
+    @property
+    def _reads(self) -> Array:
+        """(N, 1, rope_heads, 1) bool: which rope key each query head reads."""
+        c = self.config
+        own = jnp.arange(c.query_heads) // (c.query_heads // c.rope_heads)
+        return (own[:, None] == jnp.arange(c.rope_heads))[:, None, :, None]
 
     def record(self, x: Array, positions: Array) -> tuple[Array, Array]:
-        """What tokens leave behind: x (B, T, D) -> latent (B, T, L) and rope key (B, T, R)."""
+        """What tokens leave behind: x (B, T, D) -> latent (B, T, L), rope key (B, T, key_dim)."""
         both = self.kv_down(x)
         latent, k_rope = jnp.split(both, [self.config.latent_rank], axis=-1)
         if self.config.latent_norm:
@@ -172,14 +216,17 @@ class LatentAttention(nnx.Module):
         """Heads of their own: q and k (B, T, N, H + R) and v (B, T, N, HV), of x (B, T, D)."""
         q, q_rope = self._queries(x)
         k, v = self.expand(*self.record(x, positions))
-        return jnp.concatenate([q, self.config.rope(q_rope, positions)], axis=-1), k, v
+        return self._whole_queries(q, self.config.rope(q_rope, positions)), k, v
+
+    def _whole_queries(self, q: Array, q_rope: Array) -> Array:
+        """(B, T, N, H) and rotated (B, T, N, rope_heads * R) -> (B, T, N, H + R)."""
+        return jnp.concatenate([q, self._own_rope_head(q_rope)], axis=-1)
 
     def expand(self, latent: Array, k_rope: Array) -> tuple[Array, Array]:
-        """Records (B, T, L) and (B, T, R) -> keys (B, T, N, H + R) and values (B, T, N, HV)."""
+        """Records -> keys (B, T, N, H + R) and values (B, T, N, HV)."""
         k = jnp.einsum("btl,nhl->btnh", latent, self.k_up[...])
-        k_rope = jnp.broadcast_to(k_rope[:, :, None], (*k.shape[:3], k_rope.shape[-1]))
         v = jnp.einsum("btl,nlv->btnv", latent, self.v_up[...])
-        return jnp.concatenate([k, k_rope], axis=-1), v
+        return jnp.concatenate([k, self._own_rope_head(k_rope[:, :, None])], axis=-1), v
 
     def _among_themselves(
         self, q: Array, q_rope: Array, latent: Array, k_rope: Array, shared: Shared
@@ -187,7 +234,7 @@ class LatentAttention(nnx.Module):
         """Output (B, T, N, HV) and LSE (B, T, N) over the new tokens alone, as heads."""
         k, v = self.expand(latent, k_rope)
         return prefill_attention(
-            jnp.concatenate([q, q_rope], axis=-1),
+            self._whole_queries(q, q_rope),
             jnp.swapaxes(k, 1, 2),
             jnp.swapaxes(v, 1, 2),
             lengths=shared.count,

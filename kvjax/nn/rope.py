@@ -73,28 +73,52 @@ class YarnScaling:
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotates the first `dim` channels of each head; the others pass unchanged (partial rotary)."""
+    """Rotates the first channels of each head; the others pass unchanged (partial rotary).
+
+    Attributes:
+      dim: channels that are rotated, where `pairs` are not named; the frequencies are spaced over
+        it either way.
+      theta: base of the frequencies.
+      scaling: what changes them for longer texts.
+      pairs: of each channel pair that is rotated, which of the dim/2 frequencies it has; None for
+        all of them in order. Some may be left out or come more than once, as in keys made of
+        several heads' channels.
+    """
 
     dim: int
     theta: float = 10000.0
     scaling: LinearScaling | Llama3Scaling | YarnScaling | None = None
+    pairs: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for pair in self.pairs or ():
+            if not 0 <= pair < self.dim // 2:
+                raise ValueError(f"pairs: got {pair}; accepted: 0 to {self.dim // 2 - 1}")
+
+    @property
+    def width(self) -> int:
+        """Channels of each head that are rotated."""
+        return self.dim if self.pairs is None else 2 * len(self.pairs)
 
     def frequencies(self) -> np.ndarray:
-        """Radians per position of each channel pair, (dim/2,) float32."""
+        """Radians per position of each channel pair, (width/2,) float32."""
         # Rounded to float32 where the reference implementations do: at large positions that is
         # visible in the angle, and checkpoints were trained with it. numpy's own float32 power is
         # off in the last bit where theirs is not.
         exponents = np.arange(0, self.dim, 2, dtype=np.float32) / np.float32(self.dim)
         powers = np.power(self.theta, exponents, dtype=np.float64).astype(np.float32)
         inv_freq = np.float32(1) / powers
-        return inv_freq if self.scaling is None else self.scaling.frequencies(inv_freq, self)
+        if self.scaling is not None:
+            inv_freq = self.scaling.frequencies(inv_freq, self)
+        return inv_freq if self.pairs is None else inv_freq[np.array(self.pairs, int)]
 
     def __call__(self, x: Array, positions: Array) -> Array:
         """Rotate x (B, T, N, H) to its absolute positions (B, T); padding (-1) is left at 0."""
-        angles = jnp.maximum(positions, 0)[..., None, None] * self.frequencies()  # (B, T, 1, dim/2)
+        # (B, T, 1, width/2)
+        angles = jnp.maximum(positions, 0)[..., None, None] * self.frequencies()
         magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
         cos, sin = jnp.cos(angles) * magnitude, jnp.sin(angles) * magnitude
-        low, high, rest = jnp.split(x, [self.dim // 2, self.dim], axis=-1)
+        low, high, rest = jnp.split(x, [self.width // 2, self.width], axis=-1)
         # cos and sin are float32, so the products are too; one cast at the end.
         rotated = [low * cos - high * sin, high * cos + low * sin]
         return jnp.concatenate([*(part.astype(x.dtype) for part in rotated), rest], axis=-1)

@@ -26,6 +26,9 @@ CONFIGS = {
     "query by way of a rank": replace(BASE, query_rank=10),
     "biases": replace(BASE, query_rank=10, query_bias=True, latent_bias=True, out_bias=True),
     "latents as they are": replace(BASE, latent_norm=False, query_bias=True),
+    "a rope key for two heads": replace(
+        BASE, rope_heads=2, rope=Rope(8, theta=50.0, pairs=(3, 1, 0, 3)), latent_norm=False
+    ),
     "window and scale": replace(BASE, window=3, scale=0.9, norm=NormConfig(eps=0.1)),
 }
 X = np.random.default_rng(0).normal(size=(BATCH, TOKENS, D_MODEL)).astype(np.float32)
@@ -57,7 +60,7 @@ def by_the_equations(module, x):
     def rotated(y):
         angles = POSITIONS[0][:, None] * c.rope.frequencies().astype(np.float64)
         turn = np.exp(1j * angles).reshape(TOKENS, *(1,) * (y.ndim - 3), -1)
-        turned = (y[..., : c.rope_dim // 2] + 1j * y[..., c.rope_dim // 2 :]) * turn
+        turned = (y[..., : c.rope.width // 2] + 1j * y[..., c.rope.width // 2 :]) * turn
         return np.concatenate([turned.real, turned.imag], -1)
 
     x = x.astype(np.float64)
@@ -70,7 +73,14 @@ def by_the_equations(module, x):
     k = np.einsum("btl,nhl->btnh", latent, np.asarray(module.k_up[...], np.float64))
     v = np.einsum("btl,nlv->btnv", latent, np.asarray(module.v_up[...], np.float64))
     scores = np.einsum("bqnh,bknh->bnqk", q[..., : c.head_dim], k)
-    scores += np.einsum("bqnr,bkr->bnqk", rotated(q[..., c.head_dim :]), k_rope)
+    rope_keys = c.rope_dim // 2 * np.arange(c.rope_heads)[:, None] + np.arange(c.rope_dim // 2)
+    for n in range(c.query_heads):
+        # The channels of its key: a half among all keys' first halves, and one among the second.
+        mine = rope_keys[n * c.rope_heads // c.query_heads]
+        mine = np.concatenate([mine, mine + c.key_dim // 2])
+        placed = np.zeros((BATCH, TOKENS, c.key_dim))
+        placed[..., mine] = q[:, :, n, c.head_dim :]
+        scores[:, n] += np.einsum("bqr,bkr->bqk", rotated(placed), k_rope)
     scores *= (c.head_dim + c.rope_dim) ** -0.5 if c.scale is None else c.scale
     query, key = np.mgrid[:TOKENS, :TOKENS]
     seen = (key <= query) & (query - key < (c.window or TOKENS))
@@ -136,3 +146,15 @@ def test_a_ring_hides_among_new_tokens_what_it_drops():
     at_once = in_steps(module, BASE, (TOKENS,), layout)
     one_by_one = in_steps(module, BASE, (1,) * TOKENS, layout)
     np.testing.assert_allclose(at_once, one_by_one, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rope_heads": 3}, "rope_heads: got 3; accepted: a divisor of 4 query heads"),
+        ({"rope_heads": 2}, "rope: got one of 4 channels; accepted: 8, those of all rotated keys"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        replace(BASE, **changes)

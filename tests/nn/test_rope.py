@@ -79,3 +79,18 @@ def test_yarn_magnitude_multiplies_what_is_rotated():
     norms = np.linalg.norm(out[..., :4], axis=-1) / np.linalg.norm(X[..., :4], axis=-1)
     np.testing.assert_allclose(norms, 1.5, rtol=1e-5)
     np.testing.assert_array_equal(out[..., 4:], X[..., 4:])
+
+
+def test_pairs_may_be_left_out_and_come_again():
+    """Each is rotated as in a head of all of them."""
+    every, pairs = Rope(8, theta=100.0), (3, 0, 3)
+    some = Rope(8, theta=100.0, pairs=pairs)
+    assert some.width == 6
+    whole = X[..., [*pairs, *(pair + 4 for pair in pairs)]]
+    for i, pair in enumerate(pairs):
+        alone = np.zeros_like(X)
+        alone[..., pair], alone[..., pair + 4] = whole[..., i], whole[..., i + 3]
+        expected = np.asarray(every(alone, POSITIONS))[..., [pair, pair + 4]]
+        np.testing.assert_array_equal(some(whole, POSITIONS)[..., [i, i + 3]], expected)
+    with pytest.raises(ValueError, match=r"pairs: got 4; accepted: 0 to 3"):
+        Rope(8, pairs=(4,))
