@@ -34,14 +34,17 @@ import torch
 import transformers
 from golden_cases import CASES as PLAIN_CASES
 from golden_cases import VOCAB, Case
+from golden_latent_cases import CASES as LATENT_CASES
 from golden_moe_cases import CASES as MOE_CASES
 from golden_window_cases import CASES as WINDOW_CASES
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
-CASES = {**PLAIN_CASES, **WINDOW_CASES, **MOE_CASES}
+CASES = {**PLAIN_CASES, **WINDOW_CASES, **MOE_CASES, **LATENT_CASES}
 BATCH = 2
 # Families that store the distance of a norm's scale from one.
 UNIT_OFFSET = ("gemma", "gemma2", "gemma3_text")
+# A buffer that checkpoints hold, in float32 whatever the rest is in.
+CORRECTION = "e_score_correction_bias"
 
 
 def main() -> None:
@@ -67,7 +70,10 @@ def make(name: str, case: Case) -> None:
     config = transformers.AutoConfig.for_model(case.model_type, **case.config)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     randomise(model, name)
-    model.to(case.dtype).save_pretrained(directory, max_shard_size=case.max_shard_size)
+    model.to(case.dtype)
+    for _, buffer in corrections(model):
+        buffer.data = buffer.float()
+    model.save_pretrained(directory, max_shard_size=case.max_shard_size)
     (directory / "generation_config.json").unlink()
     v4 = {"model_type": case.model_type, **case.config}
     (directory / "config_v4.json").write_text(json.dumps(v4, indent=2) + "\n")
@@ -94,7 +100,7 @@ def rotary(model: torch.nn.Module) -> dict[str, Any]:
 
 def randomise(model: torch.nn.Module, name: str) -> None:
     """Weights of order 1 / sqrt(inputs), and norms and biases off 1 and 0, so that none is idle."""
-    for path, parameter in model.named_parameters():
+    for path, parameter in (*model.named_parameters(), *corrections(model)):
         values = random(name, path).standard_normal(parameter.shape, np.float32)
         if parameter.ndim > 1:
             # Embeddings (V, D) too: logits of tied ones are then of order 1 as well.
@@ -104,6 +110,10 @@ def randomise(model: torch.nn.Module, name: str) -> None:
             if path.endswith("weight") and model.config.model_type not in UNIT_OFFSET:
                 values += 1
         parameter.copy_(torch.from_numpy(values))
+
+
+def corrections(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [(path, buffer) for path, buffer in model.named_buffers() if path.endswith(CORRECTION)]
 
 
 def random(*seed: str) -> np.random.Generator:

@@ -154,7 +154,7 @@ def _read(src_dir: str | os.PathLike[str]) -> tuple[Checkpoint, _Model]:
         )
     checkpoint = Checkpoint(directory)
     model = _bind(config, checkpoint.names())
-    check_shapes(checkpoint, model.bindings)
+    check_shapes(checkpoint, model.bindings.values())
     for name in model.bindings:
         if checkpoint.dtype(name).name not in _FLOATS:
             raise ValueError(
@@ -165,7 +165,7 @@ def _read(src_dir: str | os.PathLike[str]) -> tuple[Checkpoint, _Model]:
 
 def _bind(config: dict[str, Any], names: tuple[str, ...]) -> _Model:
     family, decoder = read_decoder(config)
-    bindings = match(family, decoder, names)
+    bindings = {binding.name: binding for binding in match(family, decoder, names)}
     attention = decoder.attention[0]
     if not isinstance(attention, AttentionConfig):
         raise ValueError(
@@ -246,7 +246,9 @@ def _convert(
         parameter = np.concatenate([q, k, v], axis=-1)
     else:
         parameter = change_heads(parameter, heads, new_heads, old.path)
-    return new.layout.write(parameter, new.attention)
+    converted = np.empty(new.shape, stored.dtype)
+    new.layout.write(parameter, new.attention, converted)
+    return converted
 
 
 def _repeat_heads(x: np.ndarray, heads: int, new_heads: int, path: str) -> np.ndarray:

@@ -7,7 +7,8 @@ weights are read.
 from dataclasses import replace
 
 from kvjax.models import llama
-from kvjax.models.family import PAIRS_IN_HEADS, Family, Tensor
+from kvjax.models.family import Family, Tensor
+from kvjax.models.tensor_layout import PAIRS_IN_HEADS
 from kvjax.nn import AttentionConfig, DecoderConfig, NormConfig
 from kvjax.nn.sharing import AnyAttentionConfig
 from kvjax.sizing import ModelSpec

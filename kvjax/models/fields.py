@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from kvjax.nn import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from kvjax.nn import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
 
 # Kinds of layers, as `layer_types` spells them.
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -51,6 +51,27 @@ def read_rope(
       theta_field: the old spelling of the base.
       rotary_fraction: share of H that is rotated where the config does not say.
     """
+    parameters = {"rope_theta": config.get(theta_field), **_rope_parameters(config, kind)}
+    fraction = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    dim = int(head_dim * (rotary_fraction if fraction is None else fraction))
+    theta = float(parameters.get("rope_theta") or 10000.0)
+    scaling = choose("rope_type", _rope_type(parameters), SCALINGS)(parameters, config)
+    return Rope(dim, theta, scaling)
+
+
+def read_yarn_temperature(config: dict) -> float:
+    """What DeepSeek multiplies the softmax scale by the square of, where `mscale_all_dim` is given.
+
+    That is YaRN's temperature, which its RoPE then leaves to the scores.
+    """
+    parameters = _rope_parameters(config, FULL)
+    weight = parameters.get("mscale_all_dim")
+    if _rope_type(parameters) == "default" or not weight:
+        return 1.0
+    return _mscale(parameters["factor"], weight)
+
+
+def _rope_parameters(config: dict, kind: str) -> dict:
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if kinds := [name for name, value in given.items() if isinstance(value, dict)]:
         if kind not in kinds:
@@ -58,12 +79,11 @@ def read_rope(
                 f"rope_parameters: got those of {', '.join(kinds)}; accepted: those of {kind} too"
             )
         given = given[kind]
-    parameters = {"rope_theta": config.get(theta_field), **given}
-    fraction = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    dim = int(head_dim * (rotary_fraction if fraction is None else fraction))
-    theta = float(parameters.get("rope_theta") or 10000.0)
-    rope_type = parameters.get("rope_type", parameters.get("type", "default"))
-    return Rope(dim, theta, choose("rope_type", rope_type, SCALINGS)(parameters, config))
+    return given
+
+
+def _rope_type(parameters: dict) -> str:
+    return parameters.get("rope_type", parameters.get("type", "default"))
 
 
 def _original_positions(parameters: dict, config: dict) -> int:
@@ -104,6 +124,20 @@ def _yarn(parameters: dict, config: dict) -> YarnScaling:
     )
 
 
+def _longrope(parameters: dict, config: dict) -> LongRopeScaling:
+    original, longest = _original_positions(parameters, config), config["max_position_embeddings"]
+    if longest > original:
+        raise ValueError(
+            f"max_position_embeddings: got {longest} with longrope, whose frequencies change for "
+            f"all positions once a text is longer than {original}; accepted: up to {original}"
+        )
+    factor = parameters.get("factor") or longest / original
+    magnitude = parameters.get("attention_factor")
+    if magnitude is None:
+        magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return LongRopeScaling(tuple(parameters["short_factor"]), magnitude)
+
+
 def _mscale(factor: float, weight: float = 1.0) -> float:
     """YaRN's temperature, 0.1 ln(factor) + 1 (arXiv:2309.00071, equation 22), with a weight."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
@@ -114,4 +148,5 @@ SCALINGS = {
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
 }

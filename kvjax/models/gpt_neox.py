@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
-from kvjax.models.family import GROUPED_BY_KV_HEAD, TRANSPOSED, Family, Tensor
+from kvjax.models.family import Family, Tensor
 from kvjax.models.fields import read_activation, read_rope
 from kvjax.models.gpt2 import layer_norm
 from kvjax.models.llama import HEAD, linear
+from kvjax.models.tensor_layout import GROUPED_BY_KV_HEAD, TRANSPOSED
 from kvjax.nn import AttentionConfig, DecoderConfig, MlpConfig, NormConfig
 from kvjax.sizing import ModelSpec
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from kvjax.models import llama
-from kvjax.models.family import INTERLEAVED, Family, Tensor
+from kvjax.models.family import Family, Tensor
+from kvjax.models.tensor_layout import INTERLEAVED
 from kvjax.nn import ClampedSwiglu, DecoderConfig, MoeConfig
 from kvjax.sizing import ModelSpec
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvjax.models.family import TRANSPOSED, Family, Tensor
+from kvjax.models.family import Family, Tensor
 from kvjax.models.fields import FULL, SLIDING, read_activation, read_rope
+from kvjax.models.tensor_layout import TRANSPOSED
 from kvjax.nn import AttentionConfig, DecoderConfig, MlpConfig, NormConfig
 from kvjax.sizing import ModelSpec
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -52,16 +54,18 @@ def load(
     place = None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
     parts: dict[str, list[Binding]] = defaultdict(list)
-    for binding in bindings.values():
+    for binding in bindings:
         parts[binding.path].append(binding)
 
     def read(keys: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         array = _read_parameter(checkpoint, parts[path_name(keys)], leaf.shape)
         if dtype is not None:
-            array = array.astype(DTYPES[dtype])
+            array = array.astype(leaf.dtype)
         return jax.device_put(np.ascontiguousarray(array), place)
 
-    return jax.tree_util.tree_map_with_path(read, abstract_decoder(config))
+    # Some parameters stay in f32 whatever the others are in, which the leaves tell.
+    like = abstract_decoder(config, DTYPES[dtype or "f32"])
+    return jax.tree_util.tree_map_with_path(read, like)
 
 
 def init(config: dict, seed: int = 0, dtype: str = "f32") -> Decoder:
@@ -84,20 +88,34 @@ def save(
     """
     source = json.loads(model.config.source)
     family, config = read_decoder(source)
-    bindings = bind(family, config)
-    parameters = parameter_paths(model)
+    bindings, parameters = bind(family, config), parameter_paths(model)
+    held: dict[str, list[Binding]] = defaultdict(list)
+    for binding in bindings:
+        held[binding.name].append(binding)
     specs = [
-        TensorSpec(name, np.dtype(parameters[binding.path].dtype), binding.shape)
-        for name, binding in bindings.items()
+        TensorSpec(name, np.dtype(parameters[parts[0].path].dtype), parts[0].shape)
+        for name, parts in held.items()
     ]
-    dtypes = {spec.dtype.name for spec in specs}
-    field = "torch_dtype" if "torch_dtype" in source else "dtype"
-    source[field] = dtypes.pop() if len(dtypes) == 1 else "float32"
+    source["torch_dtype" if "torch_dtype" in source else "dtype"] = _dtype_of(model, config)
     source.pop("quantization_config", None)  # of the weights that were published, not of these
     with CheckpointWriter(model_dir, split_into_shards(specs, max_shard_bytes), source) as writer:
-        for name, binding in bindings.items():
-            part = np.asarray(parameters[binding.path])[binding.region]
-            writer.write(name, binding.layout.write(part, binding.attention))
+        for spec in specs:
+            stored = np.empty(spec.shape, spec.dtype)
+            for part in held[spec.name]:
+                values = np.asarray(parameters[part.path])[part.region]
+                part.layout.write(values, part.attention, stored)
+            writer.write(spec.name, stored)
+
+
+def _dtype_of(model: Decoder, config: DecoderConfig) -> str:
+    """The dtype of all parameters that are not in f32 whatever the others are in; of mixed, f32."""
+    like = parameter_paths(abstract_decoder(config, jnp.bfloat16))
+    dtypes = {
+        np.dtype(leaf.dtype).name
+        for path, leaf in parameter_paths(model).items()
+        if like[path].dtype == jnp.bfloat16
+    }
+    return dtypes.pop() if len(dtypes) == 1 else "float32"
 
 
 def _read_parameter(
@@ -114,7 +132,7 @@ def _read_parameter(
     return parameter
 
 
-def _match(checkpoint: Checkpoint, family: Family, config: DecoderConfig) -> dict[str, Binding]:
+def _match(checkpoint: Checkpoint, family: Family, config: DecoderConfig) -> tuple[Binding, ...]:
     """`match`, which says so where it fails because the checkpoint is quantised.
 
     Scales of its cache are no parameters: `kvjax.models.cache_scales` reads them.
@@ -133,13 +151,14 @@ def _match(checkpoint: Checkpoint, family: Family, config: DecoderConfig) -> dic
         ) from None
 
 
-def check_shapes(checkpoint: Checkpoint, bindings: dict[str, Binding]) -> None:
+def check_shapes(checkpoint: Checkpoint, bindings: Iterable[Binding]) -> None:
     """ValueError naming the first tensor whose shape is not the one that config.json implies."""
-    for name, binding in bindings.items():
-        stored = checkpoint.shape(name)
+    for binding in bindings:
+        stored = checkpoint.shape(binding.name)
         if stored != binding.shape:
             raise ValueError(
-                f"tensor {name} has shape {list(stored)}; config.json implies {list(binding.shape)}"
+                f"tensor {binding.name} has shape {list(stored)}; config.json implies "
+                f"{list(binding.shape)}"
             )
 
 

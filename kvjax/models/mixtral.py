@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from kvjax.models import llama
-from kvjax.models.family import EACH_TRANSPOSED, TRANSPOSED, Family, Tensor
+from kvjax.models.family import Family, Tensor
 from kvjax.models.fields import read_activation
+from kvjax.models.tensor_layout import EACH_TRANSPOSED, TRANSPOSED
 from kvjax.nn import DecoderConfig, Gated, MoeConfig
 from kvjax.sizing import ModelSpec
 

@@ -2,7 +2,7 @@
 
 from kvjax.models import llama
 from kvjax.models.family import Family
-from kvjax.nn import DecoderConfig
+from kvjax.nn import DecoderConfig, LongRopeScaling
 from kvjax.sizing import ModelSpec
 
 TENSORS = (
@@ -20,7 +20,7 @@ TENSORS = (
 def decoder(config: dict, spec: ModelSpec) -> DecoderConfig:
     base = llama.with_attention(llama.decoder({"rms_norm_eps": 1e-5, **config}, spec), fused=True)
     rope = base.attention[0].rope
-    if rope is not None and rope.scaling is not None:
+    if rope is not None and not isinstance(rope.scaling, LongRopeScaling | None):
         raise ValueError(f"{rope.scaling}: RoPE of phi3 knows no scaling but longrope")
     return llama.with_mlp(base, fused=True)
 

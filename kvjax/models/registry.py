@@ -8,6 +8,8 @@ from dataclasses import fields, replace
 from kvjax import sizing
 from kvjax.models import (
     cohere2,
+    deepseek_v2,
+    deepseek_v3,
     gemma,
     gemma2,
     gemma3,
@@ -15,6 +17,7 @@ from kvjax.models import (
     gpt_neox,
     gpt_oss,
     llama,
+    minicpm3,
     mistral,
     mixtral,
     olmo2,
@@ -35,6 +38,9 @@ FAMILIES: dict[str, Family] = {
         qwen3.FAMILY,
         mixtral.FAMILY,
         qwen3_moe.FAMILY,
+        deepseek_v2.FAMILY,
+        deepseek_v3.FAMILY,
+        minicpm3.FAMILY,
         gemma.FAMILY,
         gemma2.FAMILY,
         gemma3.FAMILY,
@@ -47,6 +53,13 @@ FAMILIES: dict[str, Family] = {
         gpt_neox.FAMILY,
         gpt_neox.GROUPED,
     )
+}
+
+
+# Of each kind of layer that decoders have, the fields of its spec that they build on.
+_KEPT = {
+    "attention": ("query_heads", "kv_heads", "key_dim", "value_dim", "window"),
+    "latent": ("kind", "latent_rank", "rope_dim", "query_rank"),
 }
 
 
@@ -68,10 +81,11 @@ def read_decoder(config: dict) -> tuple[Family, DecoderConfig]:
 
 
 def _check_layers(spec: sizing.ModelSpec) -> None:
-    """Decoders are built of layers that attend to K and V of their own sequence, and keep these."""
+    """Decoders are built of layers that attend to what their own sequence left, and keep this."""
     for index, layer in enumerate(spec.layers):
+        kept = _KEPT.get(layer.kind, ())
         plain = sizing.LayerSpec(
-            layer.query_heads, layer.kv_heads, layer.key_dim, layer.value_dim, window=layer.window
+            **{name: getattr(layer, name) for name in (*_KEPT["attention"], *kept)}
         )
         for field in fields(plain):
             given, accepted = getattr(layer, field.name), getattr(plain, field.name)

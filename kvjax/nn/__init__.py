@@ -6,7 +6,7 @@ from kvjax.nn.latent import LatentAttention, LatentAttentionConfig
 from kvjax.nn.mlp import MlpConfig
 from kvjax.nn.moe import ClampedSwiglu, Gated, MoeConfig
 from kvjax.nn.norm import NormConfig
-from kvjax.nn.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from kvjax.nn.rope import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
 from kvjax.nn.routers import Groups, Router
 from kvjax.nn.shared import Shared
 from kvjax.nn.sharing import cla, last_layers, share, yoco
@@ -23,6 +23,7 @@ __all__ = [
     "LatentAttentionConfig",
     "LinearScaling",
     "Llama3Scaling",
+    "LongRopeScaling",
     "MlpConfig",
     "MoeConfig",
     "NormConfig",

@@ -46,6 +46,7 @@ class DecoderConfig:
       shared_norm: with `parallel_residual`, they read it through one norm (Cohere).
       max_positions: rows of the learned position table (GPT-2); None for none.
       embed_scale: factor of the token embeddings (Gemma); None for 1.
+      residual_scale: factor of what each sub-layer adds (MiniCPM); None for 1.
       tied: logits use the embedding table.
       logit_scale: factor of the logits (Cohere); None for 1.
       logit_cap: logits become logit_cap * tanh(logit / logit_cap) (Gemma-2); None for no cap.
@@ -63,6 +64,7 @@ class DecoderConfig:
     shared_norm: bool = False
     max_positions: int | None = None
     embed_scale: float | None = None
+    residual_scale: float | None = None
     tied: bool = False
     logit_scale: float | None = None
     logit_cap: float | None = None
@@ -128,13 +130,19 @@ class Layer(nnx.Module):
         attended, cache = attention(normed, positions, cache)
         if post:
             attended = self.attention_post_norm(attended)
+        attended = self._scaled(attended)
         if not self.config.shared_norm:
             hidden = x if self.config.parallel_residual else x + attended
             normed = self.mlp_norm(hidden) if pre else hidden
         mixed = self.mlp(normed)
         if post:
             mixed = self.mlp_post_norm(mixed)
-        return x + attended + mixed, cache
+        return x + attended + self._scaled(mixed), cache
+
+    def _scaled(self, added: Array) -> Array:
+        """What a sub-layer adds, (B, T, D)."""
+        scale = self.config.residual_scale
+        return added if scale is None else added * jnp.asarray(scale, added.dtype)
 
 
 def _embedding(rows: int, width: int, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.Embed:

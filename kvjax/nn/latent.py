@@ -32,8 +32,8 @@ class LatentAttentionConfig:
       head_value_dim: HV, channels of a head's value.
       rope: over the R channels of all rotated keys.
       query_rank: channels that queries are made by way of; None for none.
-      query_bias, latent_bias, out_bias: whether the projections to queries (the last one), to
-        latent and rope key, and of outputs carry biases.
+      query_bias, latent_bias, out_bias: whether the projections of x to queries, or to what these
+        are made by way of, to latent and rope key, and of outputs carry biases.
       norm: of the latent, and of what queries are made by way of.
       latent_norm: whether the latent is normed.
       window: keys each query sees, its own included; None for all.
@@ -117,13 +117,13 @@ class LatentAttention(nnx.Module):
         normal = nnx.initializers.normal(0.02)
         linear = partial(nnx.Linear, param_dtype=dtype, kernel_init=normal, rngs=rngs)
         c = self.config = config
-        q_in = c.d_model
-        if c.query_rank is not None:
+        q_width = c.query_heads * (c.head_dim + c.rope_dim)
+        if c.query_rank is None:
+            self.q = linear(c.d_model, q_width, use_bias=c.query_bias)
+        else:
             self.q_down = linear(c.d_model, c.query_rank, use_bias=c.query_bias)
             self.q_norm = c.norm.build(c.query_rank, dtype, rngs)
-            q_in = c.query_rank
-        q_width = c.query_heads * (c.head_dim + c.rope_dim)
-        self.q = linear(q_in, q_width, use_bias=c.query_bias and c.query_rank is None)
+            self.q_up = linear(c.query_rank, q_width, use_bias=False)
         self.kv_down = linear(c.d_model, c.latent_rank + c.key_dim, use_bias=c.latent_bias)
         if c.latent_norm:
             self.kv_norm = c.norm.build(c.latent_rank, dtype, rngs)
@@ -174,9 +174,8 @@ class LatentAttention(nnx.Module):
         The latter lie where the key lies that their head reads, and are 0 for the other keys.
         """
         c = self.config
-        if c.query_rank is not None:
-            x = self.q_norm(self.q_down(x))
-        q = self.q(x).reshape(*x.shape[:2], c.query_heads, -1)
+        q = self.q(x) if c.query_rank is None else self.q_up(self.q_norm(self.q_down(x)))
+        q = q.reshape(*x.shape[:2], c.query_heads, -1)
         return q[..., : c.head_dim], self._among_rope_heads(q[..., c.head_dim :])
 
     def _among_rope_heads(self, q_rope: Array) -> Array:

@@ -72,6 +72,25 @@ class YarnScaling:
 
 
 @dataclass(frozen=True)
+class LongRopeScaling:
+    """LongRoPE (arXiv:2402.13753): each frequency divided by a factor of its own, (dim/2,)."""
+
+    factors: tuple[float, ...]
+    magnitude: float = 1.0
+
+    def frequencies(self, inv_freq: np.ndarray, rope: Rope) -> np.ndarray:
+        if len(self.factors) != len(inv_freq):
+            raise ValueError(
+                f"factors: got {len(self.factors)}; accepted: {len(inv_freq)}, one for each pair "
+                f"of channels"
+            )
+        return inv_freq / np.array(self.factors, np.float32)
+
+
+type Scaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+
+
+@dataclass(frozen=True)
 class Rope:
     """Rotates the first channels of each head; the others pass unchanged (partial rotary).
 
@@ -87,7 +106,7 @@ class Rope:
 
     dim: int
     theta: float = 10000.0
-    scaling: LinearScaling | Llama3Scaling | YarnScaling | None = None
+    scaling: Scaling | None = None
     pairs: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:

@@ -369,7 +369,7 @@ def deep(tmp_path_factory):
     config = json.loads((GOLDEN / "llama_bias" / "config.json").read_text())
     config |= {"num_hidden_layers": 12, "hidden_size": 256, "head_dim": 32}
     config |= {"num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 128}
-    bindings = bind(*read_decoder(config)).values()
+    bindings = bind(*read_decoder(config))
     specs = [TensorSpec(b.name, np.dtype(np.float32), b.shape) for b in bindings]
     directory = tmp_path_factory.mktemp("deep") / "src"
     with CheckpointWriter(directory, split_into_shards(specs, 6 * 2**20), config) as writer:

@@ -17,15 +17,27 @@ import pytest
 
 from kvjax import models
 from kvjax.engine import decode, prefill
-from kvjax.models.family import (
+from kvjax.models.family import abstract_decoder
+from kvjax.models.registry import FAMILIES, read_decoder
+from kvjax.models.tensor_layout import (
     GROUPED_BY_KV_HEAD,
+    KEYS_UP,
+    PAIRS_AFTER_LATENT,
     PAIRS_IN_HEADS,
+    PAIRS_IN_QUERIES,
     SAME,
     TRANSPOSED,
-    abstract_decoder,
 )
-from kvjax.models.registry import FAMILIES, read_decoder
-from kvjax.nn import Decoder, DecoderConfig, Gated, MlpConfig, MoeConfig, Router
+from kvjax.nn import (
+    Decoder,
+    DecoderConfig,
+    Gated,
+    Groups,
+    MlpConfig,
+    MoeConfig,
+    NormConfig,
+    Router,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/ref.npz"))
@@ -160,7 +172,7 @@ def test_decode_of_1_to_8_tokens(width):
 class Swapped:
     """Stored as two halves in the other order."""
 
-    def shape(self, shape):
+    def shape(self, shape, attention):
         return shape[::-1]
 
     def read(self, stored, attention):
@@ -170,12 +182,23 @@ class Swapped:
 class Reversed:
     """Stored with its heads in the other order."""
 
-    def shape(self, shape):
+    def shape(self, shape, attention):
         return shape[::-1]
 
     def read(self, stored, attention):
         heads = stored.reshape(-1, attention.key_dim, *stored.shape[1:])
         return heads[::-1].reshape(stored.shape).T
+
+
+class KeysLast:
+    """Ways up of each head stored with those to its values before those to its keys."""
+
+    def shape(self, shape, attention):
+        return KEYS_UP.shape(shape, attention)
+
+    def read(self, stored, attention):
+        by_head = stored.reshape(attention.query_heads, -1, stored.shape[-1])
+        return by_head[:, -attention.head_dim :]
 
 
 MISREAD = {
@@ -193,6 +216,23 @@ MISREAD = {
         {"attention.q.kernel": TRANSPOSED, "attention.k.kernel": TRANSPOSED},
     ),
     "cohere2 pairs in values": ("cohere2_pattern", {"attention.v.kernel": PAIRS_IN_HEADS}),
+    "deepseek halves for pairs": (
+        "deepseek_v2_groups",
+        {"attention.q_up.kernel": TRANSPOSED, "attention.kv_down.kernel": TRANSPOSED},
+    ),
+    "deepseek queries rotated in halves": (
+        "deepseek_v2_lite",
+        {"attention.q.kernel": TRANSPOSED},
+    ),
+    "deepseek pairs in biases, too": ("deepseek_v2_groups", {"attention.kv_down.bias": SAME}),
+    "deepseek values before keys": ("deepseek_v3_groups", {"attention.k_up": KeysLast()}),
+    "minicpm3 pairs for halves": (
+        "minicpm3_longrope",
+        {
+            "attention.q_up.kernel": PAIRS_IN_QUERIES,
+            "attention.kv_down.kernel": PAIRS_AFTER_LATENT,
+        },
+    ),
     "gpt-oss gates before ups": ("gpt_oss_window", {"mlp.experts.gate_up.kernel": SAME}),
     "gpt-oss biases, too": ("gpt_oss_window", {"mlp.experts.gate_up.bias": SAME}),
     "llama V from K's heads": ("llama_gqa_tied", {"attention.v.kernel": Reversed()}),
@@ -266,6 +306,15 @@ def in_moe(**changes) -> Callable[[DecoderConfig], DecoderConfig]:
     return lambda config: replace(config, mlp=tuple(map(change, config.feed_forward)))
 
 
+def in_router(**changes) -> Callable[[DecoderConfig], DecoderConfig]:
+    def change(mlp: MlpConfig | MoeConfig) -> MlpConfig | MoeConfig:
+        if not isinstance(mlp, MoeConfig):
+            return mlp
+        return replace(mlp, router=replace(mlp.router, **changes))
+
+    return lambda config: replace(config, mlp=tuple(map(change, config.feed_forward)))
+
+
 def without_eps_of_qk(config: DecoderConfig) -> DecoderConfig:
     return in_attention(norm=replace(config.attention[0].norm, eps=1e-6))(config)
 
@@ -314,6 +363,30 @@ MISSET = {
     "silu for gelu in experts": ("mixtral_window", in_moe(gate=Gated())),
     "weights not normed": ("qwen3_moe_dense_between", in_moe(router=Router(normed=False))),
     "weights normed": ("qwen3_moe_window", in_moe(router=Router())),
+    "a scale without yarn's temperature": ("deepseek_v3_groups", in_attention(scale=None)),
+    "yarn's temperature in rope too": (
+        "deepseek_v3_groups",
+        lambda c: with_rope(scaling=replace(c.attention[0].rope.scaling, magnitude=1.369))(c),
+    ),
+    "no yarn in latent attention": ("deepseek_v2_groups", with_rope(scaling=None)),
+    "latents normed by the config's eps": (
+        "deepseek_v2_groups",
+        in_attention(norm=NormConfig(eps=1e-2)),
+    ),
+    "experts of all groups": (
+        "deepseek_v2_groups",
+        in_router(groups=None),
+    ),
+    "experts' weights not scaled": ("deepseek_v2_groups", in_router(scale=1.0)),
+    "groups judged by their best": ("deepseek_v3_groups", in_router(groups=Groups(4, 2))),
+    "softmax for sigmoids": ("deepseek_v3_groups", in_router(score="softmax")),
+    "sigmoids' weights normed": ("deepseek_v3_one_group", in_router(normed=True)),
+    "sub-layers not scaled": ("minicpm3_longrope", lambda c: replace(c, residual_scale=None)),
+    "minicpm3's logits not scaled": (
+        "minicpm3_longrope",
+        lambda c: replace(c, logit_scale=None),
+    ),
+    "no longrope": ("minicpm3_longrope", with_rope(scaling=None)),
     "no yarn beside sinks": ("gpt_oss_window", with_rope(scaling=None)),
     "rope in all layers": (
         "cohere2_pattern",
@@ -330,6 +403,14 @@ def test_sinks_take_their_share():
     for layer in silent.layers:
         layer.attention.sink_logits[...] = layer.attention.sink_logits[...] - 100
     assert difference(forward(silent, tokens), expected) > 10 * TOLERANCE
+
+
+def test_routers_are_corrected():
+    _, tokens, expected = read("deepseek_v3_groups")
+    uncorrected = models.load(GOLDEN / "deepseek_v3_groups", dtype="f32")
+    mlp = uncorrected.layers[1].mlp
+    mlp.correction[...] = 0 * mlp.correction[...]
+    assert difference(forward(uncorrected, tokens), expected) > 10 * TOLERANCE
 
 
 @pytest.mark.slow

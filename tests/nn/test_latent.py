@@ -64,8 +64,11 @@ def by_the_equations(module, x):
         return np.concatenate([turned.real, turned.imag], -1)
 
     x = x.astype(np.float64)
-    made = x if c.query_rank is None else normed(module.q_norm, linear(module.q_down, x))
-    q = linear(module.q, made).reshape(BATCH, TOKENS, c.query_heads, -1)
+    if c.query_rank is None:
+        q = linear(module.q, x)
+    else:
+        q = linear(module.q_up, normed(module.q_norm, linear(module.q_down, x)))
+    q = q.reshape(BATCH, TOKENS, c.query_heads, -1)
     both = linear(module.kv_down, x)
     latent, k_rope = both[..., : c.latent_rank], rotated(both[..., c.latent_rank :])
     if c.latent_norm:
