@@ -15,6 +15,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from kvjax.cache.codecs import DTYPES
+from kvjax.models.block_scaled import BlockScaledCheckpoint, is_block_scaled
 from kvjax.models.cache_scales import TENSOR
 from kvjax.models.checkpoint import Checkpoint, CheckpointWriter, TensorSpec, split_into_shards
 from kvjax.models.family import (
@@ -38,7 +39,8 @@ def load(
     Args:
       model_dir: a directory with config.json and safetensors (sharded or single), or, where
         huggingface_hub is installed, the id of a model on the Hub.
-      dtype: "f32", "bf16" or "f16" for all parameters; None keeps what is stored.
+      dtype: "f32", "bf16" or "f16" for all parameters; None keeps what is stored, and reads weights
+        in 8-bit floats with a scale for each block (DeepSeek-V3) in bf16.
       mesh: devices to hold a full copy each; None means the default device alone.
 
     Raises:
@@ -47,7 +49,7 @@ def load(
     """
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r}: accepted are {', '.join(DTYPES)}")
-    checkpoint = Checkpoint(find_model(model_dir))
+    checkpoint = _open(find_model(model_dir), dtype)
     family, config = read_decoder(checkpoint.config)
     bindings = _match(checkpoint, family, config)
     check_shapes(checkpoint, bindings)
@@ -116,6 +118,13 @@ def _dtype_of(model: Decoder, config: DecoderConfig) -> str:
         if like[path].dtype == jnp.bfloat16
     }
     return dtypes.pop() if len(dtypes) == 1 else "float32"
+
+
+def _open(directory: Path, dtype: str | None) -> Checkpoint:
+    checkpoint = Checkpoint(directory)
+    if not is_block_scaled(checkpoint.config):
+        return checkpoint
+    return BlockScaledCheckpoint(directory, DTYPES[dtype or "bf16"])
 
 
 def _read_parameter(

@@ -23,12 +23,14 @@ TENSORS = (
 
 def decoder(config: dict, spec: ModelSpec) -> DecoderConfig:
     config = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, **config}
+    # Null stands for what scales nothing.
+    neutral = math.sqrt(len(spec.layers))
     depth, width = config.get("scale_depth", 1.4), config.get("dim_model_base", 256)
     return replace(
         deepseek_v2.latent_decoder(config, spec),
         embed_scale=config.get("scale_emb", 12),
-        residual_scale=None if depth is None else depth / math.sqrt(len(spec.layers)),
-        logit_scale=None if width is None else width / spec.d_model,
+        residual_scale=(neutral if depth is None else depth) / neutral,
+        logit_scale=(spec.d_model if width is None else width) / spec.d_model,
     )
 
 

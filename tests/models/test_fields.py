@@ -105,7 +105,7 @@ def test_yarn_magnitude(factor, mscale, mscale_all_dim, magnitude):
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
-        ("llama_bias", {"rope_parameters": {"rope_type": "longrope"}}, "rope_type='longrope'"),
+        ("llama_bias", {"rope_parameters": {"rope_type": "dynamic"}}, "rope_type='dynamic'"),
         ("llama_bias", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type='dynamic'"),
         ("llama_bias", {"rope_scaling": {"type": "linear"}}, "llama lacks 'factor'"),
         ("phi3_fused", {"rope_scaling": {"type": "su", "factor": 2.0}}, "rope_type='su'"),
@@ -138,6 +138,18 @@ def test_yarn_magnitude(factor, mscale, mscale_all_dim, magnitude):
         ("gpt_oss_window", {"num_experts_per_tok": 7}, "chosen: got 7; accepted: 1 to 6"),
         ("mixtral_gqa", {"hidden_act": "mish"}, "hidden_act='mish'"),
         ("qwen3_moe_window", {"num_experts_per_tok": 10}, "chosen: got 10; accepted: 1 to 9"),
+        (
+            "minicpm3_longrope",
+            {"max_position_embeddings": 128},
+            "max_position_embeddings: got 128 with longrope, .* longer than 64; accepted: up to 64",
+        ),
+        ("deepseek_v2_lite", {"norm_topk_prob": True}, "norm_topk_prob=True"),
+        ("deepseek_v2_lite", {"topk_method": "noaux_tc"}, "topk_method='noaux_tc'"),
+        ("deepseek_v2_lite", {"use_mla": False, "head_dim": None}, "use_mla=False"),
+        ("deepseek_v2_lite", {"moe_layer_freq": 2}, "moe_layer_freq=2"),
+        ("deepseek_v3_groups", {"scoring_func": "softmax"}, "scoring_func='softmax'"),
+        ("deepseek_v3_groups", {"rope_interleave": False}, "rope_interleave=False"),
+        ("deepseek_v3_groups", {"topk_group": 5}, "groups.kept: got 5; accepted: 1 to 4"),
         ("gpt2_conv1d", {"add_cross_attention": True}, "layer 1 of gpt2: cross is True"),
         ("gpt2_conv1d", {"tie_word_embeddings": False}, "tie_word_embeddings=False"),
         ("gpt2_conv1d", {"activation_function": "mish"}, "activation_function='mish'"),
@@ -147,6 +159,31 @@ def test_yarn_magnitude(factor, mscale, mscale_all_dim, magnitude):
 def test_what_would_be_silently_wrong_is_refused(name, fields, message):
     with pytest.raises(ValueError, match=message):
         read_decoder(config_of(name) | fields)
+
+
+@pytest.mark.parametrize(
+    ("factor", "mscale", "softmax_scale"),
+    [(40.0, 0.707, 0.1147214), (40.0, 1.0, 0.1352338), (32.0, 1.0, 0.1308608)],
+    ids=["DeepSeek-V2-Lite", "DeepSeek-V3", "Kimi-K2"],
+)
+def test_yarn_of_published_latent_attention(factor, mscale, softmax_scale):
+    """Its temperature is squared in the scale of scores, over all 192 channels, and not in RoPE."""
+    config = config_of("deepseek_v3_groups") | {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+    config["rope_parameters"] = {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": factor,
+        "original_max_position_embeddings": 4096,
+        "mscale": mscale,
+        "mscale_all_dim": mscale,
+    }
+    for layer in decoder_of(config).attention:
+        assert layer.factor == pytest.approx(softmax_scale, abs=5e-8)
+        assert layer.rope.scaling.magnitude == 1.0
+    del config["rope_parameters"]["mscale"], config["rope_parameters"]["mscale_all_dim"]
+    layer = decoder_of(config).attention[0]
+    assert layer.factor == pytest.approx(192**-0.5)
+    assert layer.rope.scaling.magnitude == pytest.approx(0.1 * np.log(factor) + 1)
 
 
 def test_rope_by_kind_of_layer():
@@ -172,7 +209,7 @@ def test_embeddings_are_tied_by_default_only_where_the_family_says():
         config = config_of(name)
         del config["tie_word_embeddings"]
         tied[config["model_type"]] = decoder_of(config).tied
-    by_default = {"gemma", "gemma2", "gemma3_text", "cohere2", "gpt2"}
+    by_default = {"gemma", "gemma2", "gemma3_text", "cohere2", "gpt2", "minicpm3"}
     assert {family for family, is_tied in tied.items() if is_tied} == by_default
 
 

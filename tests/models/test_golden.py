@@ -169,6 +169,25 @@ def test_decode_of_1_to_8_tokens(width):
         assert difference(logits, expected[:, start : start + width]) <= TOLERANCE
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow)
+        for name in NAMES
+        if name.startswith(("deepseek", "minicpm3"))
+    ],
+)
+def test_absorbed_latent_attention_is_the_expanded_one(name):
+    """A forward pass makes keys and values of heads; one token at a time reads latents alone."""
+    model, tokens, expected = read(name)
+    rows, length = tokens.shape
+    by_token = (np.ones(rows, np.int32) for _ in range(length))
+    absorbed = decode_in_chunks(model, tokens, np.full(rows, length), by_token, "auto")
+    expanded, limit = forward(model, tokens), 1e-5 * np.abs(expected).max()
+    assert difference(absorbed, expanded) <= limit
+    assert difference(absorbed, expected) <= limit
+
+
 class Swapped:
     """Stored as two halves in the other order."""
 
