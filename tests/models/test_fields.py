@@ -145,7 +145,11 @@ def test_yarn_magnitude(factor, mscale, mscale_all_dim, magnitude):
         ),
         ("deepseek_v2_lite", {"norm_topk_prob": True}, "norm_topk_prob=True"),
         ("deepseek_v2_lite", {"topk_method": "noaux_tc"}, "topk_method='noaux_tc'"),
-        ("deepseek_v2_lite", {"use_mla": False, "head_dim": None}, "use_mla=False"),
+        (
+            "deepseek_v2_lite",
+            {"use_mla": False, "head_dim": None, "qk_head_dim": None},
+            "use_mla=False",
+        ),
         ("deepseek_v2_lite", {"moe_layer_freq": 2}, "moe_layer_freq=2"),
         ("deepseek_v3_groups", {"scoring_func": "softmax"}, "scoring_func='softmax'"),
         ("deepseek_v3_groups", {"rope_interleave": False}, "rope_interleave=False"),
