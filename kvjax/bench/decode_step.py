@@ -77,8 +77,11 @@ def filled_cache(model: Decoder, case: StepCase, seed: int = 0) -> Cache:
     for layer, i in zip(cache.layers, model.config.cached, strict=True):
         config = model.config.attention[i]
         k, v = (
-            draw.standard_normal((case.batch, config.kv_heads, older, dim), np.float32)
-            for dim in (config.key_dim, config.value_dim)
+            draw.standard_normal((case.batch, heads, older, dim), np.float32)
+            for heads, dim in (
+                (config.kv_heads, config.key_dim),
+                (config.value_heads, config.value_dim),
+            )
         )
         layers.append(layer.append(Record(jnp.asarray(k), jnp.asarray(v)), count))
     return Cache(tuple(layers))

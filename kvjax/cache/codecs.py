@@ -33,8 +33,11 @@ class Codec(Protocol):
     @property
     def name(self) -> str: ...
 
-    def scales(self, kv_heads: int) -> Leaves:
-        """Constants that encode and decode take; a cache holds them beside its leaves."""
+    def scales(self, kv_heads: int, value_heads: int) -> Leaves:
+        """Constants that encode and decode take; a cache holds them beside its leaves.
+
+        `kv_heads` are those of keys.
+        """
         ...
 
     def encode(self, record: Record, scales: Mapping[str, Array]) -> Leaves:
@@ -58,7 +61,7 @@ class Cast:
 
     name: str
 
-    def scales(self, kv_heads: int) -> Leaves:
+    def scales(self, kv_heads: int, value_heads: int) -> Leaves:
         return {}
 
     def encode(self, record: Record, scales: Mapping[str, Array]) -> Leaves:
@@ -97,9 +100,12 @@ class StaticFp8:
         """The format's largest finite number."""
         return float(jnp.finfo(self.dtype).max)
 
-    def scales(self, kv_heads: int) -> Leaves:
-        shape = (kv_heads,) if self.per_head else ()
-        return {name: jnp.ones(shape, jnp.float32) for name in ("k_scale", "v_scale")}
+    def scales(self, kv_heads: int, value_heads: int) -> Leaves:
+        heads = {"k_scale": kv_heads, "v_scale": value_heads}
+        return {
+            name: jnp.ones((many,) if self.per_head else (), jnp.float32)
+            for name, many in heads.items()
+        }
 
     def encode(self, record: Record, scales: Mapping[str, Array]) -> Leaves:
         return {
@@ -131,7 +137,7 @@ class TokenScaled:
     dtype: DTypeLike
     largest: float
 
-    def scales(self, kv_heads: int) -> Leaves:
+    def scales(self, kv_heads: int, value_heads: int) -> Leaves:
         return {}
 
     def encode(self, record: Record, scales: Mapping[str, Array]) -> Leaves:
@@ -172,7 +178,7 @@ class Int4:
     key_dim: int = 0
     value_dim: int = 0
 
-    def scales(self, kv_heads: int) -> Leaves:
+    def scales(self, kv_heads: int, value_heads: int) -> Leaves:
         return {}
 
     def encode(self, record: Record, scales: Mapping[str, Array]) -> Leaves:
@@ -266,13 +272,15 @@ def plain_codec(name: str) -> str:
     return canonical
 
 
-def constants(codec: Codec, kv_heads: int, scales: Mapping[str, Array] | None) -> Leaves:
+def constants(
+    codec: Codec, kv_heads: int, value_heads: int, scales: Mapping[str, Array] | None
+) -> Leaves:
     """A codec's own constants, with `scales` in place of those that they name.
 
     Raises:
       ValueError: for scales that the codec has not, or has in another shape.
     """
-    own = codec.scales(kv_heads)
+    own = codec.scales(kv_heads, value_heads)
     for name, scale in (scales or {}).items():
         if name not in own:
             raise ValueError(
@@ -287,11 +295,18 @@ def constants(codec: Codec, kv_heads: int, scales: Mapping[str, Array] | None) -
 
 
 def empty_leaves(
-    codec: Codec, batch: int, slots: int, kv_heads: int, key_dim: int, value_dim: int
+    codec: Codec,
+    batch: int,
+    slots: int,
+    kv_heads: int,
+    value_heads: int,
+    key_dim: int,
+    value_dim: int,
 ) -> Leaves:
     """A codec's arrays for `slots` slots, all zero."""
-    k, v = (jnp.zeros((batch, kv_heads, 1, dim)) for dim in (key_dim, value_dim))
-    shapes = jax.eval_shape(codec.encode, Record(k, v), codec.scales(kv_heads))
+    k = jnp.zeros((batch, kv_heads, 1, key_dim))
+    v = jnp.zeros((batch, value_heads, 1, value_dim))
+    shapes = jax.eval_shape(codec.encode, Record(k, v), codec.scales(kv_heads, value_heads))
     # One buffer a leaf: a buffer shared by two leaves could not be donated.
     return {
         name: jnp.zeros((*leaf.shape[:2], slots, *leaf.shape[3:]), leaf.dtype)

@@ -95,6 +95,7 @@ def init_layer_cache(
     layout: LayoutChoice = "auto",
     codec: CodecChoice = "bf16",
     scales: Mapping[str, Array] | None = None,
+    value_heads: int | None = None,
 ) -> LayerCache:
     """An empty cache of one layer.
 
@@ -110,6 +111,8 @@ def init_layer_cache(
         capacity up to whole groups and is refused by layouts that drop single tokens.
       scales: in place of the constants of a codec that has such, by their names; the cache takes
         them over.
+      value_heads: heads of the values, where those of the keys are `kv_heads` alone; None for
+        equally many.
 
     Raises:
       ValueError: for what cannot be held, and why.
@@ -122,14 +125,16 @@ def init_layer_cache(
     if isinstance(codec, Kivi):
         _check_groups_stay(codec, layout, capacity, window)
         pages = layout if isinstance(layout, Paged) else None
-        return KiviCache.init(batch, capacity, kv_heads, key_dim, value_dim, codec, pages)
+        return KiviCache.init(
+            batch, capacity, kv_heads, key_dim, value_dim, codec, pages, value_heads
+        )
     encoding = build_codec(codec, key_dim, value_dim)
     if isinstance(layout, Paged):
         return PagedCache.init(
-            batch, capacity, layout, kv_heads, key_dim, value_dim, encoding, scales
+            batch, capacity, layout, kv_heads, key_dim, value_dim, encoding, scales, value_heads
         )
     slots = _slots(layout, capacity, window)
-    return SlotCache.init(batch, slots, kv_heads, key_dim, value_dim, encoding, scales)
+    return SlotCache.init(batch, slots, kv_heads, key_dim, value_dim, encoding, scales, value_heads)
 
 
 def _check_groups_stay(kivi: Kivi, layout: LayoutChoice, capacity: int, window: int | None) -> None:

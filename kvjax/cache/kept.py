@@ -89,7 +89,7 @@ class KeptCache:
         rows = jnp.arange(len(live))[:, None, None]
         leaves = {
             name: self.leaves[name]
-            .at[rows, jnp.arange(record.k.shape[1])[:, None], slots]
+            .at[rows, jnp.arange(new.shape[1])[:, None], slots]
             .set(new, mode="drop")
             for name, new in self.codec.encode(record, self.scales).items()
         }
@@ -237,7 +237,7 @@ def kept(
       indices, room: as in `LayerCache.keep`.
     """
     indices = jnp.asarray(indices)
-    _check(indices, room, pos.shape, heads=next(iter(cache.leaves.values())).shape[1])
+    _check(indices, room, pos.shape, {leaf.shape[1] for leaf in cache.leaves.values()})
     if indices.shape[1] < pos.shape[1]:
         indices = jnp.broadcast_to(indices, (*pos.shape[:2], indices.shape[2]))
     pos = jnp.broadcast_to(pos, (*indices.shape[:2], pos.shape[2]))
@@ -274,13 +274,17 @@ def _in_order(pos: Array, indices: Array) -> tuple[Array, Array]:
     return jnp.where(key < _NOWHERE, key, -1), indices
 
 
-def _check(indices: Array, room: int, slots: tuple[int, ...], heads: int) -> None:
+def _check(indices: Array, room: int, slots: tuple[int, ...], heads: set[int]) -> None:
+    """`heads`: how many each of the cache's arrays has."""
     batch, most = slots[0], slots[2]
-    shapes = [(batch, head) for head in (1, heads)]
-    if indices.ndim != 3 or indices.shape[:2] not in shapes or 0 in indices.shape:
+    # Of keys and values with different numbers of heads, no head has its own of both.
+    accepted = [(batch, many) for many in sorted({1, *heads} if len(heads) == 1 else {1})]
+    if indices.ndim != 3 or indices.shape[:2] not in accepted or 0 in indices.shape:
+        shapes = " or ".join(f"({batch}, {many}, n)" for _, many in reversed(accepted))
+        of = " and ".join(map(str, sorted(heads)))
+        why = f", as keys and values have {of} heads" if len(heads) > 1 else ""
         raise ValueError(
-            f"indices: got shape {list(indices.shape)}; accepted: ({batch}, {heads}, n) or "
-            f"({batch}, 1, n), n at least 1"
+            f"indices: got shape {list(indices.shape)}; accepted: {shapes}, n at least 1{why}"
         )
     if not jnp.issubdtype(indices.dtype, jnp.integer):
         raise ValueError(f"indices: got {indices.dtype}; accepted: integers")

@@ -69,22 +69,25 @@ class KiviCache:
         value_dim: int,
         codec: Kivi,
         pages: Paged | None = None,
+        value_heads: int | None = None,
     ) -> KiviCache:
         """An empty cache of at least `capacity` tokens a row: R, and as many groups as it takes.
 
         Rounded up, as a part of a group has no codes; `capacity` says to what. With `pages`, of a
-        multiple of G slots, rows have as many of their own as those groups take.
+        multiple of G slots, rows have as many of their own as those groups take. `value_heads`:
+        None where values have as many heads as keys.
 
         Raises:
           ValueError: for head widths that the codec cannot hold, or fewer pages than that.
         """
         codec.check_widths(key_dim, value_dim)
+        heads = kv_heads, kv_heads if value_heads is None else value_heads
         coded = codec.slots(capacity) - codec.residual
         rows, slots, table = batch, coded, None
         if pages is not None:
             slots, what = pages.page_size, "tokens of codes"
             table, rows = own_pages(batch, coded, slots, pages.num_pages, what)
-        leaves = codec.empty(batch, rows, slots // codec.group, kv_heads, key_dim, value_dim)
+        leaves = codec.empty(batch, rows, slots // codec.group, *heads, key_dim, value_dim)
         n, overflow = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch,), bool)
         return cls(leaves, n, overflow, codec, table)
 
@@ -164,8 +167,12 @@ class KiviCache:
 
         # Most steps of a decode fill no group: only those that do pay for one.
         codes = jax.lax.cond(leave.any(), encode, blank)
-        where = self._places.index(groups, new.k.shape[1], leave)
-        return {name: self.leaves[name].at[where].set(x, mode="drop") for name, x in codes.items()}
+        return {
+            name: self.leaves[name]
+            .at[self._places.index(groups, x.shape[1], leave)]
+            .set(x, mode="drop")
+            for name, x in codes.items()
+        }
 
     def _tokens(self, name: str, new: Array, positions: Array) -> Array:
         """Exact tokens at `positions` (B, P), of the residual or of the new ones (B, K, T, H)."""
@@ -180,9 +187,10 @@ class KiviCache:
         positions = self.n[:, None] + jnp.arange(new.k.shape[2], dtype=jnp.int32)
         # What became codes at once has no slot; the rest are at most R tokens, each with its own.
         stays = (positions >= self.codec.encoded(n)[:, None]) & (positions < n[:, None])
-        where = self._ring.index(positions % self._ring.slots, new.k.shape[1], stays)
         return {
-            f"{name}_exact": self.leaves[f"{name}_exact"].at[where].set(x, mode="drop")
+            f"{name}_exact": self.leaves[f"{name}_exact"]
+            .at[self._ring.index(positions % self._ring.slots, x.shape[1], stays)]
+            .set(x, mode="drop")
             for name, x in new._asdict().items()
         }
 

@@ -81,22 +81,29 @@ class Kivi:
             )
 
     def empty(
-        self, batch: int, rows: int, groups: int, kv_heads: int, key_dim: int, value_dim: int
+        self,
+        batch: int,
+        rows: int,
+        groups: int,
+        kv_heads: int,
+        value_heads: int,
+        key_dim: int,
+        value_dim: int,
     ) -> dict[str, Array]:
         """What `encode` gives of so many groups of so many rows, and a residual; all zero.
 
         The residual is k_exact (B, K, R, H) and v_exact (B, K, R, HV) in fp16.
         """
-        dims = {"k": key_dim, "v": value_dim}
-        one = (jnp.zeros((1, kv_heads, 1, self.group, dim)) for dim in dims.values())
+        sizes = {"k": (kv_heads, key_dim), "v": (value_heads, value_dim)}
+        one = (jnp.zeros((1, heads, 1, self.group, dim)) for heads, dim in sizes.values())
         shapes = jax.eval_shape(self.encode, Record(*one))
         # One buffer a leaf: a buffer shared by two leaves could not be donated.
         return {
-            name: jnp.zeros((rows, kv_heads, groups, *leaf.shape[3:]), leaf.dtype)
+            name: jnp.zeros((rows, leaf.shape[1], groups, *leaf.shape[3:]), leaf.dtype)
             for name, leaf in shapes.items()
         } | {
-            f"{name}_exact": jnp.zeros((batch, kv_heads, self.residual, dim), jnp.float16)
-            for name, dim in dims.items()
+            f"{name}_exact": jnp.zeros((batch, heads, self.residual, dim), jnp.float16)
+            for name, (heads, dim) in sizes.items()
         }
 
     def encode(self, groups: Record) -> dict[str, Array]:

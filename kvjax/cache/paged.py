@@ -71,15 +71,18 @@ class PagedCache:
         value_dim: int,
         codec: Codec,
         scales: Mapping[str, Array] | None = None,
+        value_heads: int | None = None,
     ) -> PagedCache:
         """An empty cache whose rows have pages of their own for `capacity` tokens each.
 
-        `scales` replace the codec's own constants.
+        `scales` replace the codec's own constants. `value_heads`: None where values have as many
+        heads as keys.
         """
+        heads = kv_heads, kv_heads if value_heads is None else value_heads
         table, num_pages = own_pages(batch, capacity, pages.page_size, pages.num_pages)
-        leaves = empty_leaves(codec, num_pages, pages.page_size, kv_heads, key_dim, value_dim)
+        leaves = empty_leaves(codec, num_pages, pages.page_size, *heads, key_dim, value_dim)
         n, overflow = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch,), bool)
-        return cls(leaves, constants(codec, kv_heads, scales), table, n, overflow, codec)
+        return cls(leaves, constants(codec, *heads, scales), table, n, overflow, codec)
 
     @property
     def page_size(self) -> int:
@@ -126,9 +129,11 @@ class PagedCache:
                 f"{jnp.asarray(count).tolist()} more; their pages have room for "
                 f"{self._pages.room().tolist()} in all"
             )
-        where = self._pages.index(positions, record.k.shape[1], wanted & fits[:, None])
+        written = wanted & fits[:, None]
         leaves = {
-            name: self.leaves[name].at[where].set(new, mode="drop")
+            name: self.leaves[name]
+            .at[self._pages.index(positions, new.shape[1], written)]
+            .set(new, mode="drop")
             for name, new in self.codec.encode(record, self.scales).items()
         }
         n = self.n + jnp.where(fits, count, 0).astype(jnp.int32)

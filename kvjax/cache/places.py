@@ -98,9 +98,12 @@ class Pages:
         """
         slots = start + jnp.arange(many, dtype=jnp.int32)
         slots = jnp.broadcast_to(slots, (len(self.table), many))
-        page, *rest = self.index(slots, next(iter(leaves.values())).shape[1])
-        where = (jnp.minimum(page, self.num_pages - 1), *rest)
-        return {name: leaf[where] for name, leaf in leaves.items()}, self.has(slots)
+
+        def at(leaf: Array) -> Array:
+            page, *rest = self.index(slots, leaf.shape[1])
+            return leaf[(jnp.minimum(page, self.num_pages - 1), *rest)]
+
+        return {name: at(leaf) for name, leaf in leaves.items()}, self.has(slots)
 
     def _valid(self, page: Array) -> Array:
         return (page >= 0) & (page < self.num_pages)

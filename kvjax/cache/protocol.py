@@ -17,7 +17,11 @@ class CapacityError(ValueError):
 
 
 class Record(NamedTuple):
-    """What T new tokens leave behind: k (B, K, T, H) and v (B, K, T, HV)."""
+    """What T new tokens leave behind: k (B, K, T, H) and v (B, K, T, HV).
+
+    Keys and values may have different numbers of heads, as where one rope key serves several
+    latents; then K is either's own.
+    """
 
     k: Array
     v: Array
@@ -26,7 +30,8 @@ class Record(NamedTuple):
 class Block(NamedTuple):
     """C slots as attention reads them: k (B, K, C, H), v (B, K, C, HV), and each slot's position.
 
-    pos is int32, broadcastable to (B, K, C); -1 marks a dead slot. Attention masks by it alone.
+    K is that of keys or of values, as in `Record`. pos is int32, broadcastable to (B, K, C); -1
+    marks a dead slot. Attention masks by it alone.
     """
 
     k: Array
@@ -94,9 +99,10 @@ class LayerCache(Protocol):
         """Evict: a cache of n + room slots, which holds what lies in the n slots named.
 
         Args:
-          indices: (B, K, n) slots to keep of each row and head, or (B, 1, n) of all heads; in any
-            order. -1 names none, so that rows and heads may keep fewer than others; a slot that is
-            dead, or named before, counts as none.
+          indices: (B, K, n) slots to keep of each row and head, or (B, 1, n) of all heads, which
+            alone serves where keys and values have different numbers of heads; in any order. -1
+            names none, so that rows and heads may keep fewer than others; a slot that is dead, or
+            named before, counts as none.
           room: further slots, for new tokens.
 
         Raises:

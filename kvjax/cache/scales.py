@@ -22,7 +22,7 @@ class LayerScales:
     """Scales of one layer; float32, positive and finite.
 
     Attributes:
-      k_scale, v_scale: () or (K,), as the codec has them.
+      k_scale, v_scale: () or (K,), as the codec has them, K that of keys or of values.
       q_scale: (N,), one a query head, or None. For products that run in 8 bits: with queries stored
         as q / q_scale, scores are the product of codes times q_scale * k_scale. No cache uses it.
     """
@@ -60,16 +60,15 @@ class Scales:
             if layer is not None:
                 _check(f"layers[{i}].k_scale", layer.k_scale, per_head)
                 _check(f"layers[{i}].v_scale", layer.v_scale, per_head)
-                if layer.v_scale.shape != layer.k_scale.shape:
-                    raise ValueError(
-                        f"layers[{i}].v_scale: got {layer.v_scale.size}; accepted: as many as the "
-                        f"{layer.k_scale.size} of k_scale"
-                    )
                 if layer.q_scale is not None:
                     _check(f"layers[{i}].q_scale", layer.q_scale, True)
 
-    def of_layer(self, i: int, codec: str | Kivi, kv_heads: int) -> dict[str, Array] | None:
+    def of_layer(
+        self, i: int, codec: str | Kivi, kv_heads: int, value_heads: int | None = None
+    ) -> dict[str, Array] | None:
         """Fresh arrays, which may be donated, for a cache of layer i; None for other codecs.
+
+        `value_heads`: None where values have as many heads as keys.
 
         Raises:
           ValueError: for a codec with scales of another format or shape, or a layer without any.
@@ -82,12 +81,15 @@ class Scales:
         layer = self.layers[i] if i < len(self.layers) else None
         if layer is None:
             raise ValueError(f"scales: got none for layer {i}; accepted: for each layer in {name}")
-        if layer.k_scale.shape not in ((), (kv_heads,)):
-            raise ValueError(
-                f"scales: got {layer.k_scale.size} for layer {i}; accepted: one for each of its "
-                f"{kv_heads} KV heads"
-            )
-        return {"k_scale": jnp.array(layer.k_scale), "v_scale": jnp.array(layer.v_scale)}
+        given = {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
+        heads = {"k_scale": kv_heads, "v_scale": kv_heads if value_heads is None else value_heads}
+        for array, scale in given.items():
+            if scale.shape not in ((), (heads[array],)):
+                raise ValueError(
+                    f"scales: got {scale.size} of {array} for layer {i}; accepted: one for each of "
+                    f"its {heads[array]} heads"
+                )
+        return {array: jnp.array(scale) for array, scale in given.items()}
 
 
 # Codecs whose scales are constants of a cache, by name.

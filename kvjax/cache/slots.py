@@ -53,11 +53,16 @@ class SlotCache:
         value_dim: int,
         codec: Codec,
         scales: Mapping[str, Array] | None = None,
+        value_heads: int | None = None,
     ) -> SlotCache:
-        """An empty cache; `scales` replace the codec's own constants."""
-        leaves = empty_leaves(codec, batch, layout.slots, kv_heads, key_dim, value_dim)
+        """An empty cache; `scales` replace the codec's own constants.
+
+        `value_heads`: None where values have as many heads as keys.
+        """
+        heads = kv_heads, kv_heads if value_heads is None else value_heads
+        leaves = empty_leaves(codec, batch, layout.slots, *heads, key_dim, value_dim)
         n, overflow = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch,), bool)
-        return cls(leaves, constants(codec, kv_heads, scales), n, overflow, layout, codec)
+        return cls(leaves, constants(codec, *heads, scales), n, overflow, layout, codec)
 
     @property
     def capacity(self) -> int:
@@ -92,11 +97,12 @@ class SlotCache:
         end = (self.n + count)[:, None]
         slots = self.layout.slot(self.n[:, None] + steps, end)
         slots = jnp.where(written, slots, self.capacity)
-        batch, heads = record.k.shape[:2]
+        rows, slots = jnp.arange(len(slots))[:, None, None], slots[:, None, :]
         # Indices over batch, head and slot: a window over the heads would make XLA copy the cache.
-        where = (jnp.arange(batch)[:, None, None], jnp.arange(heads)[:, None], slots[:, None, :])
         leaves = {
-            name: self.leaves[name].at[where].set(new, mode="drop")
+            name: self.leaves[name]
+            .at[rows, jnp.arange(new.shape[1])[:, None], slots]
+            .set(new, mode="drop")
             for name, new in self.codec.encode(record, self.scales).items()
         }
         n = self.n + jnp.where(fits, count, 0).astype(jnp.int32)

@@ -75,6 +75,11 @@ class AttentionConfig:
             )
 
     @property
+    def value_heads(self) -> int:
+        """Heads of values that a cache keeps: as many as of keys."""
+        return self.kv_heads
+
+    @property
     def span(self) -> int | None:
         """The most keys a query sees: the window, or the chunk; None for all."""
         return self.chunk if self.window is None else self.window

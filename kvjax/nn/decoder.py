@@ -327,7 +327,13 @@ class Decoder(nnx.Module):
                     codec=own_codec,
                     scales=None
                     if scales is None
-                    else scales.of_layer(i, own_codec, self.config.attention[i].kv_heads),
+                    else scales.of_layer(
+                        i,
+                        own_codec,
+                        self.config.attention[i].kv_heads,
+                        self.config.attention[i].value_heads,
+                    ),
+                    value_heads=self.config.attention[i].value_heads,
                 )
                 for i, own_layout, own_codec in zip(
                     self.config.cached, layouts, codecs, strict=True

@@ -61,7 +61,7 @@ class LatentAttentionConfig:
     rope_heads: int = 1
 
     # What a cache keeps of a token: one head, its rope keys as the key and the latent as the value.
-    kv_heads = 1
+    kv_heads = value_heads = 1
     # Settings of other attention that there is nothing like here.
     shares_with = chunk = soft_cap = None
 

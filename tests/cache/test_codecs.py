@@ -43,7 +43,7 @@ def build(name):
 
 def round_trip(name, record, scales=None):
     codec = build(name)
-    constants = codec.scales(HEADS) if scales is None else scales
+    constants = codec.scales(HEADS, HEADS) if scales is None else scales
     return codec.decode(codec.encode(record, constants), constants)
 
 
@@ -62,12 +62,12 @@ def test_what_is_read_back_is_within_the_bound(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_bytes_are_those_that_sizing_counts(name):
     codec = build(name)
-    leaves = empty_leaves(codec, 3, 7, HEADS, KEY_DIM, VALUE_DIM)
+    leaves = empty_leaves(codec, 3, 7, HEADS, HEADS, KEY_DIM, VALUE_DIM)
     spec = sizing.codec(name)
     parts = (sizing.Part(HEADS, KEY_DIM, True), sizing.Part(HEADS, VALUE_DIM, False))
     live = sum(leaf.nbytes for leaf in leaves.values())
     assert live == 3 * sum(spec.allocated(7, part) for part in parts)
-    constants = sum(scale.nbytes for scale in codec.scales(HEADS).values())
+    constants = sum(scale.nbytes for scale in codec.scales(HEADS, HEADS).values())
     assert constants == sum(spec.constants(part) for part in parts)
 
 
@@ -75,7 +75,7 @@ def test_bytes_are_those_that_sizing_counts(name):
 def test_encoding_is_token_by_token_and_row_by_row(name):
     """Each token's codes depend on nothing else: streamed codes are those of all at once."""
     codec = build(name)
-    scales = codec.scales(HEADS)
+    scales = codec.scales(HEADS, HEADS)
     whole = codec.encode(RECORD, scales)
     for token in range(TOKENS):
         alone = codec.encode(Record(*(x[1:, :, token : token + 1] for x in RECORD)), scales)

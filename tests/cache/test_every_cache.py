@@ -145,7 +145,7 @@ def test_finite_numbers_stay_finite_and_zeros_stay_zero(codec):
     def round_trip(k):
         if not kivi:
             encoding = build_codec(codec, dim, dim)
-            scales = encoding.scales(1)
+            scales = encoding.scales(1, 1)
             return encoding.decode(encoding.encode(Record(k, k), scales), scales)
         cache = init_layer_cache(
             1, 64, kv_heads=1, key_dim=dim, value_dim=dim, codec=Kivi(int(codec[-1]), 32, 32)
