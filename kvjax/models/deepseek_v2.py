@@ -18,7 +18,6 @@ from kvjax.models.tensor_layout import (
     PAIRS_AFTER_LATENT,
     PAIRS_IN_QUERIES,
     VALUES_UP,
-    TensorLayout,
 )
 from kvjax.nn import (
     DecoderConfig,
@@ -35,9 +34,8 @@ from kvjax.sizing import LayerSpec, ModelSpec
 _STORED, _ATTENTION = "model.layers.{i}.self_attn", "layers.{i}.attention"
 
 
-def _linear(name: str, path: str, layout: TensorLayout | None = None) -> tuple[Tensor, ...]:
-    rows = llama.linear(f"{_STORED}.{name}", f"{_ATTENTION}.{path}")
-    return rows if layout is None else tuple(replace(row, layout=layout) for row in rows)
+def _linear(name: str, path: str) -> tuple[Tensor, Tensor]:
+    return llama.linear(f"{_STORED}.{name}", f"{_ATTENTION}.{path}")
 
 
 LATENT_ATTENTION = (

@@ -1,4 +1,6 @@
-"""DeepSeek-V3 (and R1): DeepSeek-V2 with another router, whose choice a bias corrects."""
+"""DeepSeek-V3 (R1, Kimi-K2): DeepSeek-V2 with another router, whose choice a bias corrects."""
+
+from dataclasses import replace
 
 from kvjax.models import deepseek_v2
 from kvjax.models.family import Family, Tensor
@@ -44,3 +46,5 @@ FAMILY = Family(
     ignored=(r"rotary_emb\.inv_freq$", NEXT_TOKENS),
     other_forms=FUSED_EXPERTS,
 )
+# Published with a class of its own that only renames DeepSeek-V3's.
+KIMI_K2 = replace(FAMILY, model_type="kimi_k2")

@@ -40,6 +40,7 @@ FAMILIES: dict[str, Family] = {
         qwen3_moe.FAMILY,
         deepseek_v2.FAMILY,
         deepseek_v3.FAMILY,
+        deepseek_v3.KIMI_K2,
         minicpm3.FAMILY,
         gemma.FAMILY,
         gemma2.FAMILY,
