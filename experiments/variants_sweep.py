@@ -10,26 +10,24 @@ should then gain all that they save. Any machine can test that. Needs no model.
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import RESULTS, ROOT, Setup
+from common import ROOT, Setup
 from jax import Array
+from study import Study
 from variants_page import draw, notes, page
 
-from kvjax.bench import machine, result
+from kvjax.bench import result
 from kvjax.bench.bandwidth import Bandwidth, probes
 from kvjax.bench.cached_attention import CacheCase, Steps
 from kvjax.bench.case import Case, Inputs
-from kvjax.bench.report import write_whole
 from kvjax.bench.timing import Sampler, interleave, time_calls
 from kvjax.ops import decode_attention
 
@@ -109,8 +107,9 @@ def contenders(one: Case) -> dict[str, Callable[[], Array]]:
     }
 
 
-def measure(setup: Setup, sizes: Sizes) -> dict[str, Any]:
+def measure(setup: Setup) -> dict[str, Any]:
     """All tables, each a run of its own."""
+    sizes = QUICK if setup.quick else Sizes()
     batch, length = sizes.shapes[0]
     tables = {
         f"KV heads, {rows} x {tokens:,} tokens": (
@@ -217,45 +216,8 @@ def _layers(first: Steps, second: Steps) -> Sampler:
     return partial(time_calls, lambda: (first.step(), second.step()))
 
 
-def main(arguments: Sequence[str] | None = None) -> Path:
-    """Run as a command; returns the JSON file, whose neighbours are the page and the plot."""
-    parser = argparse.ArgumentParser(description=f"{TITLE}. {ABOUT}")
-    parser.add_argument("--quick", action="store_true", help="the least that runs all code")
-    parser.add_argument("--resume", action="store_true", help="go on with a run that was cut short")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory of the results")
-    given = parser.parse_args(arguments)
-    given.out.mkdir(parents=True, exist_ok=True)
-    journal = given.out / f".{NAME}.partial.json"
-    done = json.loads(journal.read_text()) if given.resume and journal.exists() else {}
-    # No model, and no text, for the part of the frame that keeps a journal.
-    nothing: Any = None
-    setup = Setup(ROOT, nothing, nothing, nothing, given.quick, journal, done)
-    results = measure(setup, QUICK if given.quick else Sizes())
-    figures = {
-        "experiment": NAME,
-        "command": f"python experiments/{NAME}.py" + " --quick" * given.quick,
-        "machine": machine.describe(),
-        "seconds": round(sum(setup.done[one]["seconds"] for one in setup.used), 1),
-        **results,
-    }
-    written = write(figures, given.out)
-    journal.unlink(missing_ok=True)
-    return written
-
-
-def write(figures: Mapping[str, Any], directory: Path) -> Path:
-    """Write JSON, page and plot; each appears whole or not at all."""
-    partial_plot = directory / f".{NAME}.partial.png"
-    try:
-        draw(figures).savefig(partial_plot, dpi=90)
-        partial_plot.replace(directory / f"{NAME}.png")
-    finally:
-        partial_plot.unlink(missing_ok=True)
-    parts = [f"# {TITLE}", ABOUT, *page(figures), notes(figures), f"![{TITLE}]({NAME}.png)"]
-    write_whole(directory / f"{NAME}.md", "\n\n".join(parts) + "\n")
-    text = json.dumps(figures, indent=2, allow_nan=False) + "\n"
-    return write_whole(directory / f"{NAME}.json", text)
-
+STUDY = Study(NAME, TITLE, ABOUT, measure, lambda figures: [*page(figures), notes(figures)], draw)
+main = STUDY.main
 
 if __name__ == "__main__":
     main()
