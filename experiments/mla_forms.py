@@ -32,22 +32,35 @@ type Filled = Callable[[Any, int, int, Array], Any]
 def random_records(module: Any, batch: int, slots: int, key: Array) -> LayerCache:
     """A cache of the module's records in f32."""
     c = module.config
-    return _full(batch, slots, key, c.kv_heads, c.key_dim, c.value_dim)
+    return _full(batch, slots, key, c.kv_heads, c.key_dim, c.value_heads, c.value_dim)
 
 
 def expanded_records(module: LatentAttention, batch: int, slots: int, key: Array) -> LayerCache:
     """A cache of heads' keys and values, made of what `random_records` gives."""
     latents = random_records(module, batch, slots, key)
     k, v = module.expand(latents.leaves["v"][:, 0], latents.leaves["k"][:, 0])
-    made = _full(batch, slots, key, k.shape[2], k.shape[3], v.shape[3])
+    made = _full(batch, slots, key, *k.shape[2:], *v.shape[2:])
     return replace(made, leaves={"k": jnp.swapaxes(k, 1, 2), "v": jnp.swapaxes(v, 1, 2)})
 
 
-def _full(batch: int, slots: int, key: Array, *widths: int) -> Any:
-    """A cache of K, H and HV, of random numbers, one token short of full."""
-    heads, key_dim, value_dim = widths
+def _full(
+    batch: int,
+    slots: int,
+    key: Array,
+    kv_heads: int,
+    key_dim: int,
+    value_heads: int,
+    value_dim: int,
+) -> Any:
+    """A cache of random numbers, one token short of full."""
     cache: Any = init_layer_cache(
-        batch, slots, kv_heads=heads, key_dim=key_dim, value_dim=value_dim, codec="f32"
+        batch,
+        slots,
+        kv_heads=kv_heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        value_heads=value_heads,
+        codec="f32",
     )
     keys = dict(zip("kv", jax.random.split(key), strict=True))
     leaves = {
