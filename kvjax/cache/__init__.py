@@ -10,6 +10,8 @@ from kvjax.cache.paged import Paged, PagedCache
 from kvjax.cache.protocol import Block, CapacityError, LayerCache, Record
 from kvjax.cache.scales import LayerScales, Scales
 from kvjax.cache.slots import SlotCache
+from kvjax.cache.tied import Tied
+from kvjax.cache.view import View, with_rope_keys
 
 __all__ = [
     "Block",
@@ -33,5 +35,8 @@ __all__ = [
     "Sight",
     "SinkRing",
     "SlotCache",
+    "Tied",
+    "View",
     "init_layer_cache",
+    "with_rope_keys",
 ]

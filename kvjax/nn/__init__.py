@@ -10,6 +10,7 @@ from kvjax.nn.rope import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, Y
 from kvjax.nn.routers import Groups, Router
 from kvjax.nn.shared import Shared
 from kvjax.nn.sharing import cla, last_layers, share, yoco
+from kvjax.nn.tied import TiedAttention, TiedAttentionConfig
 
 __all__ = [
     "Attention",
@@ -30,6 +31,8 @@ __all__ = [
     "Rope",
     "Router",
     "Shared",
+    "TiedAttention",
+    "TiedAttentionConfig",
     "YarnScaling",
     "cla",
     "last_layers",

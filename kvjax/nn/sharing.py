@@ -13,8 +13,9 @@ from dataclasses import replace
 
 from kvjax.nn.attention import AttentionConfig
 from kvjax.nn.latent import LatentAttentionConfig
+from kvjax.nn.tied import TiedAttentionConfig
 
-type AnyAttentionConfig = AttentionConfig | LatentAttentionConfig
+type AnyAttentionConfig = AttentionConfig | LatentAttentionConfig | TiedAttentionConfig
 
 # What must be equal for one layer to read the keys of another: keys are rotated once, by their
 # producer.
@@ -80,12 +81,19 @@ def share(
       producers: a map; the index of each layer's producer.
 
     Raises:
-      ValueError: for a map of another length, or one that the layers do not allow.
+      ValueError: for a map of another length, or one that the layers do not allow, or layers
+        that keep something else than keys and values.
     """
     if len(producers) != len(attention):
         raise ValueError(
             f"producers: got {len(producers)}; accepted: {len(attention)}, one for each layer"
         )
+    for i, layer in enumerate(attention):
+        if not isinstance(layer, AttentionConfig):
+            raise ValueError(
+                f"attention[{i}]: got {type(layer).__name__}; accepted: AttentionConfig, whose "
+                f"keys and values others can read"
+            )
     layers = tuple(
         replace(layer, shares_with=None if producer == i else producer)
         for i, (layer, producer) in enumerate(zip(attention, producers, strict=True))
@@ -125,7 +133,9 @@ def check_sharing(attention: Sequence[AnyAttentionConfig]) -> None:
             )
         made = attention[producer]
         if not isinstance(made, AttentionConfig):
-            raise ValueError(f"{where}, which keeps latents; accepted: one with keys and values")
+            raise ValueError(
+                f"{where}, a layer of {type(made).__name__}; accepted: one of AttentionConfig"
+            )
         if made.shares_with is not None:
             raise ValueError(
                 f"{where}, which shares itself; accepted: a layer that makes its own keys and "

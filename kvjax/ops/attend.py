@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from kvjax.cache import Block, Latents, LayerCache
+from kvjax.cache import Block, LayerCache, View
 from kvjax.ops.checks import check_heads, check_q_sinks, check_sinks, describe, score_rule
 from kvjax.ops.decode import decode_attention
 from kvjax.ops.devices import current_gpu
@@ -21,7 +21,7 @@ from kvjax.ops.xla import over_tiles, see
 
 def attend(
     q: Array,
-    cache: LayerCache | Latents,
+    cache: LayerCache | View,
     q_positions: Array,
     *,
     window: int | None = None,
@@ -42,9 +42,10 @@ def attend(
 
     Args:
       q: (B, T, N, H); query head n reads KV head n // (N // K).
-      cache: one layer's cache, or `Latents`, to be read by absorbed queries. One query a row with
-        nothing in `new` goes to `decode_attention`, or `latent_decode_attention`, if the cache has
-        operands for it; it must then be its row's newest token, or padding.
+      cache: one layer's cache, or a view of one, such as `Latents`, to be read by absorbed
+        queries. One query a row with nothing in `new` goes to `decode_attention`, or
+        `latent_decode_attention`, if the cache has operands for it; it must then be its row's
+        newest token, or padding.
       q_positions: (B, T) integers, absolute; -1 for padding, whose output is finite.
       window, sink_logits, soft_cap, scale: as in `decode_attention`.
       chunk: tokens of a chunk beyond which nothing is seen (Llama 4); None for none.

@@ -115,7 +115,7 @@ class LayerSpec:
             case "latent":
                 return (Part(heads, self.latent_rank, key=False), *rope)
             case "tied":
-                return (Part(heads, self.key_dim, key=True), *rope)
+                return (Part(heads, self.key_dim, key=False), *rope)
             case "factors":
                 shard = -(-self.query_heads // tp)
                 return (

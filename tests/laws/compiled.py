@@ -15,11 +15,21 @@ import jax.numpy as jnp
 from flax import nnx
 
 from kvjax.cache import Cache, CodecChoice, LayoutChoice, Paged, SinkRing
-from kvjax.nn import AttentionConfig, Decoder, DecoderConfig, MlpConfig, Rope, share
+from kvjax.nn import (
+    AttentionConfig,
+    Decoder,
+    DecoderConfig,
+    LatentAttentionConfig,
+    MlpConfig,
+    Rope,
+    TiedAttentionConfig,
+    share,
+)
+from kvjax.nn.sharing import AnyAttentionConfig
 
 SLACK = 64 * 1024
 SHORT, LONG = 8 * 1024, 64 * 1024
-LAYERS, KV_HEADS, HEAD_DIM, VOCAB, BLOCK = 4, 2, 32, 64, 512
+LAYERS, KV_HEADS, HEAD_DIM, VOCAB, BLOCK, D_MODEL = 4, 2, 32, 64, 512, 64
 # The layer between reader and producer writes while the cache of the first waits.
 SHARING = (0, 1, 0, 1)
 
@@ -36,10 +46,43 @@ LAYOUTS: dict[str, Callable[[int], LayoutChoice]] = {
 }
 
 
+# What a token leaves behind, by the module of so many query heads, and of a window.
+RECORDS: dict[str, Callable[[int, int | None], AnyAttentionConfig]] = {
+    "heads": lambda heads, window: AttentionConfig(
+        d_model=D_MODEL,
+        query_heads=heads,
+        kv_heads=KV_HEADS,
+        key_dim=HEAD_DIM,
+        value_dim=HEAD_DIM,
+        rope=Rope(HEAD_DIM),
+        window=window,
+    ),
+    "latent": lambda heads, window: LatentAttentionConfig(
+        d_model=D_MODEL,
+        query_heads=heads,
+        latent_rank=2 * HEAD_DIM,
+        rope_dim=HEAD_DIM // 2,
+        head_dim=HEAD_DIM,
+        head_value_dim=HEAD_DIM,
+        rope=Rope(HEAD_DIM // 2),
+        window=window,
+    ),
+    "tied": lambda heads, window: TiedAttentionConfig(
+        d_model=D_MODEL,
+        query_heads=heads,
+        tied_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        rope=Rope(HEAD_DIM // 2),
+        window=window,
+    ),
+}
+
+
 class Step(NamedTuple):
     """What is compiled: a step of T tokens for one row of `capacity` slots, with N query heads.
 
     `producers`: the layers whose keys and values the layers read. `layout`: one of `LAYOUTS`.
+    `record`: one of `RECORDS`.
     """
 
     tokens: int
@@ -48,6 +91,7 @@ class Step(NamedTuple):
     query_heads: int = 8
     producers: tuple[int, ...] = tuple(range(LAYERS))
     layout: str = "dense"
+    record: str = "heads"
 
     @property
     def score_bytes(self) -> int:
@@ -67,17 +111,11 @@ class Memory(NamedTuple):
 
 def shapes(step: Step) -> tuple:
     """The arguments of a step, as shapes."""
-    config = AttentionConfig(
-        d_model=64,
-        query_heads=step.query_heads,
-        kv_heads=KV_HEADS,
-        key_dim=HEAD_DIM,
-        value_dim=HEAD_DIM,
-        rope=Rope(HEAD_DIM),
-        window=step.capacity if step.layout == "ring" else None,
-    )
-    layers = share((config,) * len(step.producers), step.producers)
-    decoder = DecoderConfig(VOCAB, 64, attention=layers, mlp=MlpConfig(96))
+    window = step.capacity if step.layout == "ring" else None
+    layers = (RECORDS[step.record](step.query_heads, window),) * len(step.producers)
+    if step.record == "heads":
+        layers = share(layers, step.producers)
+    decoder = DecoderConfig(VOCAB, D_MODEL, attention=layers, mlp=MlpConfig(96))
     model = nnx.eval_shape(lambda: Decoder(decoder, rngs=nnx.Rngs(0)))
     empty = jax.eval_shape(lambda: cache_of(model, step))
     tokens, count = (jax.ShapeDtypeStruct(s, jnp.int32) for s in ((1, step.tokens), (1,)))

@@ -19,6 +19,8 @@ from kvjax.cache import (
     Paged,
     Record,
     SinkRing,
+    Tied,
+    View,
     init_layer_cache,
 )
 from kvjax.cache.codecs import build_codec
@@ -29,6 +31,8 @@ from kvjax.nn import (
     LatentAttentionConfig,
     NormConfig,
     Rope,
+    TiedAttention,
+    TiedAttentionConfig,
 )
 from laws import definition
 
@@ -58,6 +62,9 @@ RECORDS = {
         head_value_dim=6,
         rope=Rope(4, theta=100.0),
         query_rank=10,
+    ),
+    "tied": TiedAttentionConfig(
+        d_model=D_MODEL, query_heads=4, tied_heads=2, head_dim=8, rope=Rope(4, theta=100.0)
     ),
 }
 # Of each relative error of what is read back. Of codes that share a scale it is relative to the
@@ -129,10 +136,19 @@ def build(config: AttentionConfig) -> Attention:
 
 def left_behind(module, x, positions) -> tuple[jax.Array, jax.Array]:
     """Keys (B, T, K, H) and values (B, T, K, HV) that tokens leave in a cache."""
+    if isinstance(module, TiedAttention):
+        return tuple(jnp.swapaxes(part, 1, 2) for part in module.record(x, positions))
     if isinstance(module, LatentAttention):
         latent, k_rope = module.record(x, positions)
         return k_rope[:, :, None], latent[:, :, None]
     return module.project(x, positions)[1:]
+
+
+def seen_by_queries(config, cache: LayerCache) -> LayerCache | View:
+    """What the module of these settings attends to, of a cache."""
+    if isinstance(config, TiedAttentionConfig):
+        return Tied(cache, config.tied_dim)
+    return cache
 
 
 @cache
@@ -171,6 +187,7 @@ class Member:
             BATCH,
             CAPACITY,
             kv_heads=a.kv_heads,
+            value_heads=a.value_heads,
             key_dim=a.key_dim,
             value_dim=a.value_dim,
             window=a.span,
@@ -207,8 +224,8 @@ class Member:
     def blank(self, tokens: int) -> Record:
         """What `tokens` tokens leave behind, all zero."""
         a = self.attention
-        k, v = (jnp.zeros((BATCH, a.kv_heads, tokens, dim)) for dim in (a.key_dim, a.value_dim))
-        return Record(k, v)
+        k = jnp.zeros((BATCH, a.kv_heads, tokens, a.key_dim))
+        return Record(k, jnp.zeros((BATCH, a.value_heads, tokens, a.value_dim)))
 
     def fill(self, *lengths: int) -> LayerCache:
         """A cache that holds the first tokens of X, so many of each row."""

@@ -9,6 +9,7 @@ import pytest
 
 from kvjax.ops import attend
 from laws import checks
+from laws.members import seen_by_queries
 
 HELD = (7, 0)
 
@@ -31,10 +32,10 @@ def test_poison_in_a_live_slot_shows(member, count):
 
 
 def test_an_empty_row_gives_0_and_minus_infinity(member):
-    a = member.attention
-    q = np.random.default_rng(0).normal(size=(2, 3, a.query_heads, a.key_dim)).astype(np.float32)
-    cache = checks.poisoned(member.fill(*HELD), np.nan)
-    run = jax.jit(attend)
+    a, cache = member.attention, checks.poisoned(member.fill(*HELD), np.nan)
+    width = jax.eval_shape(seen_by_queries(a, cache).block, 0).k.shape[-1]
+    q = np.random.default_rng(0).normal(size=(2, 3, a.query_heads, width)).astype(np.float32)
+    run = jax.jit(lambda q, cache, at: attend(q, seen_by_queries(a, cache), at))
     out, lse = run(q, cache, np.full((2, 3), 9, np.int32))
     assert lse.dtype == jnp.float32
     assert np.isfinite(out[0]).all()

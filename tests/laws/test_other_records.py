@@ -1,0 +1,103 @@
+"""Laws 2 to 4 for records that are no keys and values of heads."""
+
+from typing import NamedTuple
+
+import jax
+import pytest
+from flax import nnx
+
+from kvjax import sizing
+from kvjax.cache import Kivi, Paged, init_layer_cache
+from kvjax.engine import decode
+from kvjax.nn import Rope, TiedAttentionConfig
+from kvjax.nn.sharing import AnyAttentionConfig
+from laws.compiled import (
+    SLACK,
+    Step,
+    assert_in_place,
+    assert_loops_follow_the_length,
+    assert_only_tokens_are_written,
+    compiled,
+    growth_with_capacity,
+    growth_with_group,
+    measure,
+)
+from laws.members import CODECS
+
+LAYERS = (0, 1)
+
+
+class Kind(NamedTuple):
+    """Settings of a module, and of the layer that sizing is told of."""
+
+    config: AnyAttentionConfig
+    spec: sizing.LayerSpec
+
+
+KINDS = {
+    "tied": Kind(
+        TiedAttentionConfig(64, 8, 4, 32, Rope(16)),
+        sizing.LayerSpec(8, 4, 32, 32, kind="tied", rope_dim=16),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("codec", [*CODECS, Kivi(4, group=8, residual=16)], ids=str)
+@pytest.mark.parametrize("layout", ["dense", Paged(8)], ids=str)
+def test_the_formula_is_the_array(kind, layout, codec):
+    """Law 2."""
+    config, spec = KINDS[kind]
+    model = sizing.ModelSpec("one", config.d_model, (spec,))
+    pages = {"page_size": layout.page_size} if isinstance(layout, Paged) else {}
+    for batch, capacity in ((1, 16), (3, 64)):
+        cache = jax.eval_shape(
+            lambda batch=batch, capacity=capacity: init_layer_cache(
+                batch,
+                capacity,
+                kv_heads=config.kv_heads,
+                value_heads=config.value_heads,
+                key_dim=config.key_dim,
+                value_dim=config.value_dim,
+                layout=layout,
+                codec=codec,
+            )
+        )
+        live = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
+        said = codec.spec if isinstance(codec, Kivi) else codec
+        assert live == model.cache_bytes(capacity, batch, said, **pages).total
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_are_those_of_the_formula(kind):
+    config, spec = KINDS[kind]
+    module = jax.eval_shape(lambda: config.build("float32", nnx.Rngs(0)))
+    kernels = [leaf for leaf in jax.tree.leaves(module) if leaf.ndim > 1]
+    assert sum(leaf.size for leaf in kernels) == spec.attention_parameters(config.d_model)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Step(1, record="latent", producers=LAYERS),
+        Step(1, record="tied", producers=LAYERS),
+        Step(8, record="tied", producers=LAYERS, layout="pages", codec="int8"),
+        Step(1, record="tied", producers=LAYERS, layout="ring", codec="bf16"),
+        pytest.param(Step(8, record="tied", producers=LAYERS), marks=pytest.mark.slow),
+    ],
+    ids=lambda step: f"{step.record} {step.tokens}, {step.layout}, {step.codec}",
+)
+class TestCompiledStep:
+    """Laws 3 and 4."""
+
+    def test_the_cache_is_written_in_place(self, step):
+        assert_in_place(measure(decode, step))
+        assert_only_tokens_are_written(compiled(decode, step).as_text(), step)
+
+    def test_nothing_is_expanded(self, step):
+        """Temporaries grow neither with the capacity nor with the heads that read a record."""
+        assert abs(growth_with_capacity(decode, step)) <= SLACK
+        assert growth_with_group(decode, step) <= SLACK
+
+    def test_cost_follows_the_live_length(self, step):
+        assert_loops_follow_the_length(compiled(decode, step).as_text(), len(LAYERS))
