@@ -1,6 +1,7 @@
 """Caches: in which slot a record lives (layouts) and how it is encoded (codecs)."""
 
 from kvjax.cache.container import Cache, CodecChoice, LayoutChoice, PerLayer, init_layer_cache
+from kvjax.cache.factors import Factors
 from kvjax.cache.kept import KeptCache
 from kvjax.cache.kivi import KiviCache
 from kvjax.cache.kivi_codec import Kivi
@@ -19,6 +20,7 @@ __all__ = [
     "CapacityError",
     "CodecChoice",
     "Dense",
+    "Factors",
     "KeptCache",
     "Kivi",
     "KiviCache",

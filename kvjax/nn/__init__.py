@@ -10,6 +10,11 @@ from kvjax.nn.rope import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, Y
 from kvjax.nn.routers import Groups, Router
 from kvjax.nn.shared import Shared
 from kvjax.nn.sharing import cla, last_layers, share, yoco
+from kvjax.nn.tensor_product import (
+    TensorProductAttention,
+    TensorProductAttentionConfig,
+    fixed_heads,
+)
 from kvjax.nn.tied import TiedAttention, TiedAttentionConfig
 
 __all__ = [
@@ -31,10 +36,13 @@ __all__ = [
     "Rope",
     "Router",
     "Shared",
+    "TensorProductAttention",
+    "TensorProductAttentionConfig",
     "TiedAttention",
     "TiedAttentionConfig",
     "YarnScaling",
     "cla",
+    "fixed_heads",
     "last_layers",
     "share",
     "yoco",

@@ -13,9 +13,12 @@ from dataclasses import replace
 
 from kvjax.nn.attention import AttentionConfig
 from kvjax.nn.latent import LatentAttentionConfig
+from kvjax.nn.tensor_product import TensorProductAttentionConfig
 from kvjax.nn.tied import TiedAttentionConfig
 
-type AnyAttentionConfig = AttentionConfig | LatentAttentionConfig | TiedAttentionConfig
+type AnyAttentionConfig = (
+    AttentionConfig | LatentAttentionConfig | TiedAttentionConfig | TensorProductAttentionConfig
+)
 
 # What must be equal for one layer to read the keys of another: keys are rotated once, by their
 # producer.

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from kvjax.cache import Block, LayerCache, View
+from kvjax.cache import Block, Factors, LayerCache, View
 from kvjax.ops.checks import check_heads, check_q_sinks, check_sinks, describe, score_rule
 from kvjax.ops.decode import decode_attention
 from kvjax.ops.devices import current_gpu
+from kvjax.ops.factors import FactorRule, check_factors
 from kvjax.ops.implementations import warn_once
 from kvjax.ops.latent import latent_decode_attention
 from kvjax.ops.online import Partial, start, update
@@ -41,7 +42,7 @@ def attend(
     inside jit: outside, its loops are compiled anew at each call.
 
     Args:
-      q: (B, T, N, H); query head n reads KV head n // (N // K).
+      q: (B, T, N, H); query head n reads KV head n // (N // K), or its share of `Factors`.
       cache: one layer's cache, or a view of one, such as `Latents`, to be read by absorbed
         queries. One query a row with nothing in `new` goes to `decode_attention`, or
         `latent_decode_attention`, if the cache has operands for it; it must then be its row's
@@ -94,8 +95,12 @@ def attend(
             f"codec, or one with chunks, re-indexed sinks, or a window over evicted tokens"
         )
     first = jax.eval_shape(cache.block, 0)
+    factored = isinstance(cache, Factors)
     for block in (first, *new):
-        check_heads(q, block.k, block.v, axes=4)
+        if factored:
+            check_factors(q, block.k, block.v)
+        else:
+            check_heads(q, block.k, block.v, axes=4)
     check_sinks(sink_logits, q.shape[2])
     check_q_sinks(q_sinks, q)
     rule = score_rule(
@@ -106,12 +111,16 @@ def attend(
         chunk=chunk,
         sight=sight,
     )
+    kv_heads, value_dim = first.k.shape[1], first.v.shape[-1]
+    if factored:
+        # All heads read the same factors, of which the first N channels are over heads.
+        rule, kv_heads, value_dim = FactorRule(**vars(rule)), 1, value_dim - q.shape[2]
 
     def tile(q: Array, positions: Array) -> Partial:
         def body(i: Array, seen: Partial) -> Partial:
             return update(seen, q, positions, _without(cache.block(i), sinks), rule)
 
-        seen = start(q, first.v.shape[-1], sink_logits)
+        seen = start(q, value_dim, sink_logits)
         begin = cache.first_block(rule.oldest(positions))
         seen = jax.lax.fori_loop(begin, cache.blocks(), body, seen)
         for block in new:
@@ -127,7 +136,6 @@ def attend(
             seen = see(seen, q_sinks, positions, _first(block, sinks), rule)
         return seen
 
-    kv_heads = first.k.shape[1]
     if q_sinks is None or not sinks:
         return over_tiles(tile, q, q_positions, kv_heads)
     both = jnp.concatenate([q, q_sinks], axis=-1)

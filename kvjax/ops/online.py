@@ -36,11 +36,19 @@ class ScoreRule:
     chunk: int | None = None
 
     def scores(self, q: Array, k: Array) -> Array:
-        """q (B, K, G, T, H), k (B, K, C, H) -> (B, K, G, T, C)."""
-        scores = product("bkgth,bkch->bkgtc", q, k) * self.scale
+        """Of q (B, K, G, T, H) and k (B, K, C, H), (B, K, G, T, C)."""
+        scores = self.products(q, k) * self.scale
         if self.soft_cap is not None:
             scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
         return scores
+
+    def products(self, q: Array, k: Array) -> Array:
+        """q (B, K, G, T, H), k (B, K, C, H) -> (B, K, G, T, C)."""
+        return product("bkgth,bkch->bkgtc", q, k)
+
+    def mix(self, weights: Array, v: Array) -> Array:
+        """weights (B, K, G, T, C), v (B, K, C, HV) -> (B, K, G, T, HV)."""
+        return product("bkgtc,bkch->bkgth", weights, v)
 
     def visible(self, q_positions: Array, k_positions: Array) -> Array:
         """q_positions (B, T), k_positions broadcastable to (B, K, C) -> bool (B, K or 1, 1, T, C).
@@ -136,7 +144,7 @@ def update(seen: Partial, q: Array, q_positions: Array, block: Block, rule: Scor
     return Partial(
         shift,
         seen.total * decay + weights.sum(-1),
-        seen.weighted * decay[..., None] + product("bkgtc,bkch->bkgth", factors, values),
+        seen.weighted * decay[..., None] + rule.mix(factors, values),
     )
 
 

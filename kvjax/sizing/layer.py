@@ -20,7 +20,8 @@ class LayerSpec:
     - "latent" (MLA, DeepSeek-AI 2024; GLA, Zadouri et al. 2025): `kv_heads` latents of
       `latent_rank` and one rope key of `rope_dim`; H and HV are those of the expanded heads;
     - "tied" (GTA, Zadouri et al. 2025): (K, H), which is K and V at once, and a rope key;
-    - "factors" (TPA, Zhang et al. 2025): `key_rank` + `value_rank` pairs of factors N and H wide;
+    - "factors" (TPA, Zhang et al. 2025): `key_rank` + `value_rank` pairs of factors N and H wide,
+      side by side, so that a codec has scales for both together;
     - "state": nothing; a Mamba or linear-attention layer, or one without a cache (no `states`).
 
     With `index_dim` it leaves an index key as well.
@@ -119,10 +120,8 @@ class LayerSpec:
             case "factors":
                 shard = -(-self.query_heads // tp)
                 return (
-                    Part(self.key_rank, shard, key=True),
-                    Part(self.key_rank, self.key_dim, key=True),
-                    Part(self.value_rank, shard, key=False),
-                    Part(self.value_rank, self.value_dim, key=False),
+                    Part(self.key_rank, shard + self.key_dim, key=True),
+                    Part(self.value_rank, shard + self.value_dim, key=False),
                 )
         return ()
 

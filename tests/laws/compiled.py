@@ -22,6 +22,7 @@ from kvjax.nn import (
     LatentAttentionConfig,
     MlpConfig,
     Rope,
+    TensorProductAttentionConfig,
     TiedAttentionConfig,
     share,
 )
@@ -73,6 +74,16 @@ RECORDS: dict[str, Callable[[int, int | None], AnyAttentionConfig]] = {
         tied_heads=KV_HEADS,
         head_dim=HEAD_DIM,
         rope=Rope(HEAD_DIM // 2),
+        window=window,
+    ),
+    "factors": lambda heads, window: TensorProductAttentionConfig(
+        d_model=D_MODEL,
+        query_heads=heads,
+        head_dim=HEAD_DIM,
+        key_rank=2,
+        value_rank=2,
+        query_rank=2,
+        rope=Rope(HEAD_DIM),
         window=window,
     ),
 }

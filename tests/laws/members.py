@@ -13,6 +13,7 @@ from flax import nnx
 
 from kvjax.cache import (
     CodecChoice,
+    Factors,
     Kivi,
     LayerCache,
     LayoutChoice,
@@ -31,6 +32,8 @@ from kvjax.nn import (
     LatentAttentionConfig,
     NormConfig,
     Rope,
+    TensorProductAttention,
+    TensorProductAttentionConfig,
     TiedAttention,
     TiedAttentionConfig,
 )
@@ -65,6 +68,15 @@ RECORDS = {
     ),
     "tied": TiedAttentionConfig(
         d_model=D_MODEL, query_heads=4, tied_heads=2, head_dim=8, rope=Rope(4, theta=100.0)
+    ),
+    "factors": TensorProductAttentionConfig(
+        d_model=D_MODEL,
+        query_heads=4,
+        head_dim=8,
+        key_rank=3,
+        value_rank=2,
+        query_rank=2,
+        rope=Rope(8, theta=100.0),
     ),
 }
 # Of each relative error of what is read back. Of codes that share a scale it is relative to the
@@ -136,7 +148,7 @@ def build(config: AttentionConfig) -> Attention:
 
 def left_behind(module, x, positions) -> tuple[jax.Array, jax.Array]:
     """Keys (B, T, K, H) and values (B, T, K, HV) that tokens leave in a cache."""
-    if isinstance(module, TiedAttention):
+    if isinstance(module, TiedAttention | TensorProductAttention):
         return tuple(jnp.swapaxes(part, 1, 2) for part in module.record(x, positions))
     if isinstance(module, LatentAttention):
         latent, k_rope = module.record(x, positions)
@@ -148,7 +160,7 @@ def seen_by_queries(config, cache: LayerCache) -> LayerCache | View:
     """What the module of these settings attends to, of a cache."""
     if isinstance(config, TiedAttentionConfig):
         return Tied(cache, config.tied_dim)
-    return cache
+    return Factors(cache) if isinstance(config, TensorProductAttentionConfig) else cache
 
 
 @cache
@@ -173,8 +185,12 @@ class Member:
 
     @property
     def tolerance(self) -> float:
-        """Outputs are of order 1, and keys and values enter them with the codec's error."""
-        return 1e-5 + 5 * self.cache_case.error
+        """Outputs are of order 1, and keys and values enter them with the codec's error.
+
+        Those of factors with twice that, since they are products of two.
+        """
+        factors = isinstance(self.attention, TensorProductAttentionConfig)
+        return 1e-5 + (10 if factors else 5) * self.cache_case.error
 
     def anew(self) -> "Member":
         """The same, with nothing compiled."""

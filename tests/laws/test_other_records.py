@@ -9,7 +9,7 @@ from flax import nnx
 from kvjax import sizing
 from kvjax.cache import Kivi, Paged, init_layer_cache
 from kvjax.engine import decode
-from kvjax.nn import Rope, TiedAttentionConfig
+from kvjax.nn import Rope, TensorProductAttentionConfig, TiedAttentionConfig
 from kvjax.nn.sharing import AnyAttentionConfig
 from laws.compiled import (
     SLACK,
@@ -38,6 +38,10 @@ KINDS = {
     "tied": Kind(
         TiedAttentionConfig(64, 8, 4, 32, Rope(16)),
         sizing.LayerSpec(8, 4, 32, 32, kind="tied", rope_dim=16),
+    ),
+    "factors": Kind(
+        TensorProductAttentionConfig(64, 8, 32, key_rank=3, value_rank=2),
+        sizing.LayerSpec(8, 8, 32, 32, kind="factors", key_rank=3, value_rank=2),
     ),
 }
 
@@ -84,6 +88,11 @@ def test_parameters_are_those_of_the_formula(kind):
         Step(8, record="tied", producers=LAYERS, layout="pages", codec="int8"),
         Step(1, record="tied", producers=LAYERS, layout="ring", codec="bf16"),
         pytest.param(Step(8, record="tied", producers=LAYERS), marks=pytest.mark.slow),
+        Step(1, record="factors", producers=LAYERS),
+        Step(8, record="factors", producers=LAYERS, layout="pages", codec="int8"),
+        pytest.param(
+            Step(1, record="factors", producers=LAYERS, layout="ring"), marks=pytest.mark.slow
+        ),
     ],
     ids=lambda step: f"{step.record} {step.tokens}, {step.layout}, {step.codec}",
 )

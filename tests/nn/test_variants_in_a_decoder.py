@@ -16,6 +16,7 @@ from kvjax.nn import (
     LatentAttentionConfig,
     MlpConfig,
     Rope,
+    TensorProductAttentionConfig,
     TiedAttentionConfig,
     share,
 )
@@ -26,6 +27,7 @@ PLAIN = AttentionConfig(D_MODEL, 4, 2, 8, 8, rope=Rope(8))
 VARIANTS = {
     "latent": LatentAttentionConfig(D_MODEL, 4, 12, 4, 8, 8, rope=Rope(4)),
     "tied": TiedAttentionConfig(D_MODEL, 4, 2, 8, Rope(4), window=5),
+    "factors": TensorProductAttentionConfig(D_MODEL, 4, 8, 2, 2, 3, rope=Rope(8)),
 }
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 # Programs run for so short that optimising them would take most of the time.
