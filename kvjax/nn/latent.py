@@ -1,4 +1,4 @@
-"""Multi-head latent attention (MLA; DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
+"""Latent attention: MLA (DeepSeek-V2, arXiv:2405.04434, section 2.1) and GLA (arXiv:2505.21487)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from kvjax.cache import Block, Latents, LayerCache
+from kvjax.cache import Block, Latents, LayerCache, Record
 from kvjax.nn.norm import NormConfig
 from kvjax.nn.rope import Rope
 from kvjax.nn.shared import Shared
@@ -41,6 +41,9 @@ class LatentAttentionConfig:
       rope_heads: rotated keys of a token, which divide N; query head n reads key
         n // (N / rope_heads). DeepSeek's models have one, models that were converted by partial
         RoPE (arXiv:2502.14837) one for each KV head that they had.
+      latents: of a token, of L channels and with a norm each, which divide N; query head n reads
+        latent n // (N / latents). One is MLA, several are grouped latent attention (GLA,
+        arXiv:2505.21487), of which shards of a model can hold one each.
     """
 
     d_model: int
@@ -59,18 +62,20 @@ class LatentAttentionConfig:
     window: int | None = None
     scale: float | None = None
     rope_heads: int = 1
+    latents: int = 1
 
-    # What a cache keeps of a token: one head, its rope keys as the key and the latent as the value.
-    kv_heads = value_heads = 1
+    # What a cache keeps of a token as its keys: its rope keys, side by side.
+    kv_heads = 1
     # Settings of other attention that there is nothing like here.
     shares_with = chunk = soft_cap = None
 
     def __post_init__(self) -> None:
-        if self.rope_heads < 1 or self.query_heads % self.rope_heads:
-            raise ValueError(
-                f"rope_heads: got {self.rope_heads}; accepted: a divisor of {self.query_heads} "
-                f"query heads"
-            )
+        for name in ("rope_heads", "latents"):
+            many = getattr(self, name)
+            if many < 1 or self.query_heads % many:
+                raise ValueError(
+                    f"{name}: got {many}; accepted: a divisor of {self.query_heads} query heads"
+                )
         if self.rope.width != self.key_dim:
             raise ValueError(
                 f"rope: got one of {self.rope.width} channels; accepted: {self.key_dim}, those of "
@@ -81,6 +86,11 @@ class LatentAttentionConfig:
     def key_dim(self) -> int:
         """Rope channels of a token, R for each of its rotated keys: the key that a cache keeps."""
         return self.rope_heads * self.rope_dim
+
+    @property
+    def value_heads(self) -> int:
+        """Latents of a token: the heads of the values that a cache keeps."""
+        return self.latents
 
     @property
     def value_dim(self) -> int:
@@ -124,9 +134,11 @@ class LatentAttention(nnx.Module):
             self.q_down = linear(c.d_model, c.query_rank, use_bias=c.query_bias)
             self.q_norm = c.norm.build(c.query_rank, dtype, rngs)
             self.q_up = linear(c.query_rank, q_width, use_bias=False)
-        self.kv_down = linear(c.d_model, c.latent_rank + c.key_dim, use_bias=c.latent_bias)
+        down_width = c.latents * c.latent_rank + c.key_dim
+        self.kv_down = linear(c.d_model, down_width, use_bias=c.latent_bias)
         if c.latent_norm:
-            self.kv_norm = c.norm.build(c.latent_rank, dtype, rngs)
+            norms = [c.norm.build(c.latent_rank, dtype, rngs) for _ in range(c.latents)]
+            self.kv_norm = norms[0] if c.latents == 1 else nnx.List(norms)
         heads, rank = c.query_heads, c.latent_rank
         self.k_up = nnx.Param(normal(rngs.params(), (heads, c.head_dim, rank), dtype))
         self.v_up = nnx.Param(normal(rngs.params(), (heads, rank, c.head_value_dim), dtype))
@@ -149,11 +161,10 @@ class LatentAttention(nnx.Module):
         """
         q, unrotated = self._queries(x)
         q_rope = self.config.rope(unrotated, positions)
-        latent, k_rope = self.record(x, positions)
-        new = Block(k_rope[:, None], latent[:, None], positions[:, None])
+        new = Block(*self.record(x, positions), positions[:, None])
         shared = Shared(cache).take(new)
         if shared.cache is None:
-            out, _ = self._among_themselves(q, q_rope, latent, k_rope, shared)
+            out, _ = self._among_themselves(q, q_rope, shared)
         elif not shared.uncached:
             out, _ = self._over_latents(q, q_rope, unrotated, positions, shared.cache)
         elif shared.cache.sight.window is not None:
@@ -162,7 +173,7 @@ class LatentAttention(nnx.Module):
         else:
             parts = (
                 self._over_latents(q, q_rope, unrotated, positions, shared.cache),
-                self._among_themselves(q, q_rope, latent, k_rope, shared),
+                self._among_themselves(q, q_rope, shared),
             )
             out, _ = merge(*zip(*parts, strict=True))
         y = self.o(out.astype(x.dtype).reshape(*out.shape[:2], -1))
@@ -203,39 +214,50 @@ class LatentAttention(nnx.Module):
         own = jnp.arange(c.query_heads) // (c.query_heads // c.rope_heads)
         return (own[:, None] == jnp.arange(c.rope_heads))[:, None, :, None]
 
-    def record(self, x: Array, positions: Array) -> tuple[Array, Array]:
-        """What tokens leave behind: x (B, T, D) -> latent (B, T, L), rope key (B, T, key_dim)."""
-        both = self.kv_down(x)
-        latent, k_rope = jnp.split(both, [self.config.latent_rank], axis=-1)
-        if self.config.latent_norm:
-            latent = self.kv_norm(latent)
-        return latent, self.config.rope(k_rope[:, :, None], positions)[:, :, 0]
+    def record(self, x: Array, positions: Array) -> Record:
+        """What tokens leave behind, of x (B, T, D).
+
+        Returns:
+          k (B, 1, T, key_dim), the rotated rope keys, and v (B, latents, T, L).
+        """
+        c = self.config
+        flat, k_rope = jnp.split(self.kv_down(x), [c.latents * c.latent_rank], axis=-1)
+        latents = jnp.split(flat, c.latents, axis=-1)
+        if c.latent_norm:
+            norms: Any = [self.kv_norm] if c.latents == 1 else self.kv_norm
+            latents = [norm(latent) for norm, latent in zip(norms, latents, strict=True)]
+        k_rope = c.rope(k_rope[:, :, None], positions)[:, :, 0]
+        return Record(k_rope[:, None], jnp.stack(latents, axis=1))
 
     def project(self, x: Array, positions: Array) -> tuple[Array, Array, Array]:
         """Heads of their own: q and k (B, T, N, H + R) and v (B, T, N, HV), of x (B, T, D)."""
         q, q_rope = self._queries(x)
-        k, v = self.expand(*self.record(x, positions))
+        k, v = (jnp.swapaxes(part, 1, 2) for part in self.expand(self.record(x, positions)))
         return self._whole_queries(q, self.config.rope(q_rope, positions)), k, v
 
     def _whole_queries(self, q: Array, q_rope: Array) -> Array:
         """(B, T, N, H) and rotated (B, T, N, rope_heads * R) -> (B, T, N, H + R)."""
         return jnp.concatenate([q, self._own_rope_head(q_rope)], axis=-1)
 
-    def expand(self, latent: Array, k_rope: Array) -> tuple[Array, Array]:
-        """Records -> keys (B, T, N, H + R) and values (B, T, N, HV)."""
-        k = jnp.einsum("btl,nhl->btnh", latent, self.k_up[...])
-        v = jnp.einsum("btl,nlv->btnv", latent, self.v_up[...])
-        return jnp.concatenate([k, self._own_rope_head(k_rope[:, :, None])], axis=-1), v
+    def expand(self, record: Record) -> Record:
+        """What `record` gives -> keys (B, N, T, H + R) and values (B, N, T, HV)."""
+        # Of each latent the heads that read it.
+        k_up, v_up = (
+            up[...].reshape(self.config.latents, -1, *up.shape[1:]) for up in (self.k_up, self.v_up)
+        )
+        k = jnp.einsum("bjtl,jghl->bjgth", record.v, k_up)
+        v = jnp.einsum("bjtl,jglv->bjgtv", record.v, v_up)
+        k, v = (part.reshape(len(part), -1, *part.shape[3:]) for part in (k, v))
+        k_rope = jnp.swapaxes(self._own_rope_head(jnp.swapaxes(record.k, 1, 2)), 1, 2)
+        return Record(jnp.concatenate([k, k_rope], axis=-1), v)
 
-    def _among_themselves(
-        self, q: Array, q_rope: Array, latent: Array, k_rope: Array, shared: Shared
-    ) -> tuple[Array, Array]:
+    def _among_themselves(self, q: Array, q_rope: Array, shared: Shared) -> tuple[Array, Array]:
         """Output (B, T, N, HV) and LSE (B, T, N) over the new tokens alone, as heads."""
-        k, v = self.expand(latent, k_rope)
+        k, v = self.expand(shared.record)
         return prefill_attention(
             self._whole_queries(q, q_rope),
-            jnp.swapaxes(k, 1, 2),
-            jnp.swapaxes(v, 1, 2),
+            k,
+            v,
             lengths=shared.count,
             window=self.config.window,
             scale=self.config.factor,

@@ -68,6 +68,17 @@ RECORDS: dict[str, Callable[[int, int | None], AnyAttentionConfig]] = {
         rope=Rope(HEAD_DIM // 2),
         window=window,
     ),
+    "several latents": lambda heads, window: LatentAttentionConfig(
+        d_model=D_MODEL,
+        query_heads=heads,
+        latent_rank=HEAD_DIM,
+        rope_dim=HEAD_DIM // 2,
+        head_dim=HEAD_DIM,
+        head_value_dim=HEAD_DIM,
+        rope=Rope(HEAD_DIM // 2),
+        window=window,
+        latents=2,
+    ),
     "tied": lambda heads, window: TiedAttentionConfig(
         d_model=D_MODEL,
         query_heads=heads,

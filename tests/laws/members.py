@@ -15,6 +15,7 @@ from kvjax.cache import (
     CodecChoice,
     Factors,
     Kivi,
+    Latents,
     LayerCache,
     LayoutChoice,
     Paged,
@@ -28,13 +29,10 @@ from kvjax.cache.codecs import build_codec
 from kvjax.nn import (
     Attention,
     AttentionConfig,
-    LatentAttention,
     LatentAttentionConfig,
     NormConfig,
     Rope,
-    TensorProductAttention,
     TensorProductAttentionConfig,
-    TiedAttention,
     TiedAttentionConfig,
 )
 from laws import definition
@@ -65,6 +63,16 @@ RECORDS = {
         head_value_dim=6,
         rope=Rope(4, theta=100.0),
         query_rank=10,
+    ),
+    "several latents": LatentAttentionConfig(
+        d_model=D_MODEL,
+        query_heads=4,
+        latent_rank=8,
+        rope_dim=4,
+        head_dim=8,
+        head_value_dim=6,
+        rope=Rope(4, theta=100.0),
+        latents=2,
     ),
     "tied": TiedAttentionConfig(
         d_model=D_MODEL, query_heads=4, tied_heads=2, head_dim=8, rope=Rope(4, theta=100.0)
@@ -148,16 +156,15 @@ def build(config: AttentionConfig) -> Attention:
 
 def left_behind(module, x, positions) -> tuple[jax.Array, jax.Array]:
     """Keys (B, T, K, H) and values (B, T, K, HV) that tokens leave in a cache."""
-    if isinstance(module, TiedAttention | TensorProductAttention):
-        return tuple(jnp.swapaxes(part, 1, 2) for part in module.record(x, positions))
-    if isinstance(module, LatentAttention):
-        latent, k_rope = module.record(x, positions)
-        return k_rope[:, :, None], latent[:, :, None]
-    return module.project(x, positions)[1:]
+    if isinstance(module, Attention):
+        return module.project(x, positions)[1:]
+    return tuple(jnp.swapaxes(part, 1, 2) for part in module.record(x, positions))
 
 
 def seen_by_queries(config, cache: LayerCache) -> LayerCache | View:
     """What the module of these settings attends to, of a cache."""
+    if isinstance(config, LatentAttentionConfig):
+        return Latents(cache)
     if isinstance(config, TiedAttentionConfig):
         return Tied(cache, config.tied_dim)
     return Factors(cache) if isinstance(config, TensorProductAttentionConfig) else cache
@@ -283,7 +290,9 @@ class Axes(NamedTuple):
 
 
 def kind_of_record(record: str) -> str:
-    """To a cache, norms and soft caps leave what GQA leaves."""
+    """To a cache, norms and soft caps leave what GQA leaves, and several latents what ties do."""
+    if record == "several latents":
+        return "tied"
     return "gqa" if record.startswith(("norm", "capped")) else record
 
 

@@ -9,7 +9,12 @@ from flax import nnx
 from kvjax import sizing
 from kvjax.cache import Kivi, Paged, init_layer_cache
 from kvjax.engine import decode
-from kvjax.nn import Rope, TensorProductAttentionConfig, TiedAttentionConfig
+from kvjax.nn import (
+    LatentAttentionConfig,
+    Rope,
+    TensorProductAttentionConfig,
+    TiedAttentionConfig,
+)
 from kvjax.nn.sharing import AnyAttentionConfig
 from laws.compiled import (
     SLACK,
@@ -35,6 +40,14 @@ class Kind(NamedTuple):
 
 
 KINDS = {
+    "latent": Kind(
+        LatentAttentionConfig(64, 8, 64, 16, 32, 32, Rope(16)),
+        sizing.LayerSpec(8, 1, 48, 32, kind="latent", latent_rank=64, rope_dim=16),
+    ),
+    "several latents": Kind(
+        LatentAttentionConfig(64, 8, 32, 16, 32, 32, Rope(16), latents=2),
+        sizing.LayerSpec(8, 2, 48, 32, kind="latent", latent_rank=32, rope_dim=16),
+    ),
     "tied": Kind(
         TiedAttentionConfig(64, 8, 4, 32, Rope(16)),
         sizing.LayerSpec(8, 4, 32, 32, kind="tied", rope_dim=16),
@@ -84,6 +97,7 @@ def test_parameters_are_those_of_the_formula(kind):
     "step",
     [
         Step(1, record="latent", producers=LAYERS),
+        Step(1, record="several latents", producers=LAYERS),
         Step(1, record="tied", producers=LAYERS),
         Step(8, record="tied", producers=LAYERS, layout="pages", codec="int8"),
         Step(1, record="tied", producers=LAYERS, layout="ring", codec="bf16"),

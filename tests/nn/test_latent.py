@@ -29,6 +29,11 @@ CONFIGS = {
     "a rope key for two heads": replace(
         BASE, rope_heads=2, rope=Rope(8, theta=50.0, pairs=(3, 1, 0, 3)), latent_norm=False
     ),
+    "a latent for two heads": replace(BASE, latents=2, latent_rank=6, latent_bias=True),
+    "a latent for each head": replace(BASE, latents=4, latent_norm=False),
+    "latents and rope keys of groups": replace(
+        BASE, latents=2, rope_heads=4, rope=Rope(16, theta=50.0), window=4
+    ),
     "window and scale": replace(BASE, window=3, scale=0.9, norm=NormConfig(eps=0.1)),
 }
 X = np.random.default_rng(0).normal(size=(BATCH, TOKENS, D_MODEL)).astype(np.float32)
@@ -46,7 +51,10 @@ def build(config):
 
 
 def by_the_equations(module, x):
-    """arXiv:2405.04434, equations 9 to 13 and 37 to 47: every head with its keys and values."""
+    """arXiv:2405.04434, equations 9 to 13 and 37 to 47: every head with its keys and values.
+
+    With several latents (arXiv:2505.21487) those of the latent that is its group's.
+    """
     c = module.config
 
     def linear(layer, y):
@@ -70,11 +78,14 @@ def by_the_equations(module, x):
         q = linear(module.q_up, normed(module.q_norm, linear(module.q_down, x)))
     q = q.reshape(BATCH, TOKENS, c.query_heads, -1)
     both = linear(module.kv_down, x)
-    latent, k_rope = both[..., : c.latent_rank], rotated(both[..., c.latent_rank :])
+    *latents, k_rope = np.split(both, c.latent_rank * np.arange(1, c.latents + 1), axis=-1)
+    k_rope = rotated(k_rope)
     if c.latent_norm:
-        latent = normed(module.kv_norm, latent)
-    k = np.einsum("btl,nhl->btnh", latent, np.asarray(module.k_up[...], np.float64))
-    v = np.einsum("btl,nlv->btnv", latent, np.asarray(module.v_up[...], np.float64))
+        norms = module.kv_norm if c.latents > 1 else [module.kv_norm]
+        latents = [normed(norm, latent) for norm, latent in zip(norms, latents, strict=True)]
+    latent = np.stack([latents[n * c.latents // c.query_heads] for n in range(c.query_heads)], 2)
+    k = np.einsum("btnl,nhl->btnh", latent, np.asarray(module.k_up[...], np.float64))
+    v = np.einsum("btnl,nlv->btnv", latent, np.asarray(module.v_up[...], np.float64))
     scores = np.einsum("bqnh,bknh->bnqk", q[..., : c.head_dim], k)
     rope_keys = c.rope_dim // 2 * np.arange(c.rope_heads)[:, None] + np.arange(c.rope_dim // 2)
     for n in range(c.query_heads):
@@ -98,6 +109,7 @@ def in_steps(module, config, sizes, layout="dense", codec="f32"):
         BATCH,
         TOKENS,
         kv_heads=config.kv_heads,
+        value_heads=config.value_heads,
         key_dim=config.key_dim,
         value_dim=config.value_dim,
         window=config.span,
@@ -132,6 +144,31 @@ def test_a_cache_holds_latents_and_rope_keys_alone():
     assert sum(leaf.nbytes for leaf in cache.leaves.values()) == 3 * 64 * (512 + 64) * 2
 
 
+def test_a_cache_holds_several_latents_and_one_rope_key():
+    """h_c L + R numbers a token: of two latents of 2 d each what MLA of 4 d leaves."""
+    c = replace(BASE, latents=2, latent_rank=256, rope_dim=64, rope=Rope(64))
+    heads = {"kv_heads": c.kv_heads, "value_heads": c.value_heads}
+    cache = init_layer_cache(3, 64, **heads, key_dim=c.key_dim, value_dim=c.value_dim, codec="bf16")
+    assert sum(leaf.nbytes for leaf in cache.leaves.values()) == 3 * 64 * (512 + 64) * 2
+
+
+def test_several_latents_that_are_the_same_are_one():
+    """GLA is MLA where what makes its latents is the same."""
+    one = build(BASE)
+    several = build(replace(BASE, latents=2))
+    down = np.asarray(one.kv_down.kernel[...])
+    several.kv_down.kernel[...] = np.concatenate([down[:, : BASE.latent_rank], down], axis=1)
+    for norm in several.kv_norm:
+        norm.scale[...] = one.kv_norm.scale[...]
+    for name in ("k_up", "v_up"):
+        getattr(several, name)[...] = getattr(one, name)[...]
+    several.q.kernel[...], several.o.kernel[...] = one.q.kernel[...], one.o.kernel[...]
+    want, _ = one(X, POSITIONS)
+    np.testing.assert_allclose(several(X, POSITIONS)[0], want, rtol=1e-5, atol=1e-5)
+    cached = in_steps(several, several.config, (4, 1, 4))
+    np.testing.assert_allclose(cached, want, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("layout", ["dense", Paged(4)], ids=str)
 def test_one_token_reads_the_cache_in_place(layout):
     cache = init_layer_cache(2, 16, kv_heads=1, key_dim=4, value_dim=12, layout=layout)
@@ -139,6 +176,10 @@ def test_one_token_reads_the_cache_in_place(layout):
     assert operands["latent"].shape[-1] == 12
     assert operands["k_rope"].shape[-1] == 4
     assert ("page_table" in operands) == isinstance(layout, Paged)
+    several = init_layer_cache(
+        2, 16, kv_heads=1, value_heads=2, key_dim=4, value_dim=12, layout=layout
+    )
+    assert Latents(several).operands() is None
     coded = init_layer_cache(2, 16, kv_heads=1, key_dim=4, value_dim=12, codec="int8")
     assert Latents(coded).operands() is None
 
@@ -154,6 +195,7 @@ def test_a_ring_hides_among_new_tokens_what_it_drops():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"latents": 3}, "latents: got 3; accepted: a divisor of 4 query heads"),
         ({"rope_heads": 3}, "rope_heads: got 3; accepted: a divisor of 4 query heads"),
         ({"rope_heads": 2}, "rope: got one of 4 channels; accepted: 8, those of all rotated keys"),
     ],

@@ -26,6 +26,7 @@ D_MODEL, VOCAB, TOKENS = 16, 11, 7
 PLAIN = AttentionConfig(D_MODEL, 4, 2, 8, 8, rope=Rope(8))
 VARIANTS = {
     "latent": LatentAttentionConfig(D_MODEL, 4, 12, 4, 8, 8, rope=Rope(4)),
+    "several latents": LatentAttentionConfig(D_MODEL, 4, 8, 4, 8, 8, rope=Rope(4), latents=2),
     "tied": TiedAttentionConfig(D_MODEL, 4, 2, 8, Rope(4), window=5),
     "factors": TensorProductAttentionConfig(D_MODEL, 4, 8, 2, 2, 3, rope=Rope(8)),
 }
