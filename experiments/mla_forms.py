@@ -14,7 +14,13 @@ from jax import Array
 
 from kvjax import sizing
 from kvjax.cache import Block, LayerCache, Record, init_layer_cache
-from kvjax.nn import AttentionConfig, LatentAttention, LatentAttentionConfig, Rope
+from kvjax.nn import (
+    AttentionConfig,
+    LatentAttention,
+    LatentAttentionConfig,
+    Rope,
+    TiedAttentionConfig,
+)
 from kvjax.ops import attend
 from kvjax.sizing.roofline import SOFTMAX_FLOP, Work
 
@@ -130,7 +136,7 @@ class Form:
     layer: sizing.LayerSpec
     heads: sizing.LayerSpec | None = None
     expands: bool = False
-    config: AttentionConfig | LatentAttentionConfig | None = None
+    config: AttentionConfig | LatentAttentionConfig | TiedAttentionConfig | None = None
     step: Step = as_it_is
     filled: Filled = random_records
 
@@ -217,7 +223,10 @@ def forms(heads: int) -> dict[str, Form]:
             expanded, config=mla, step=over_heads, filled=expanded_records
         ),
         "GLA-2": Form(replace(latent, kv_heads=2, latent_rank=2 * HEAD)),
-        "GTA-4": Form(sizing.LayerSpec(heads, 4, HEAD, HEAD, kind="tied", rope_dim=HEAD // 2)),
+        "GTA-4": Form(
+            sizing.LayerSpec(heads, 4, HEAD, HEAD, kind="tied", rope_dim=HEAD // 2),
+            config=TiedAttentionConfig(D_MODEL, heads, 4, HEAD, rope=Rope(HEAD // 2)),
+        ),
     }
 
 
