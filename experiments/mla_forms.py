@@ -44,9 +44,10 @@ def random_records(module: Any, batch: int, slots: int, key: Array) -> LayerCach
 def expanded_records(module: LatentAttention, batch: int, slots: int, key: Array) -> LayerCache:
     """A cache of heads' keys and values, made of what `random_records` gives."""
     latents = random_records(module, batch, slots, key)
-    k, v = module.expand(latents.leaves["v"][:, 0], latents.leaves["k"][:, 0])
-    made = _full(batch, slots, key, *k.shape[2:], *v.shape[2:])
-    return replace(made, leaves={"k": jnp.swapaxes(k, 1, 2), "v": jnp.swapaxes(v, 1, 2)})
+    k, v = module.expand(Record(**latents.leaves))
+    heads, width = k.shape[1], k.shape[3]
+    made = _full(batch, slots, key, heads, width, heads, v.shape[3])
+    return replace(made, leaves={"k": k, "v": v})
 
 
 def _full(
@@ -84,8 +85,7 @@ def expanding(
     module: LatentAttention, x: Array, positions: Array, cache: LayerCache
 ) -> tuple[Array, LayerCache]:
     """A step that makes heads' keys and values of latents, of one block at a time."""
-    latent, k_rope = module.record(x, positions)
-    cache = cache.append(Record(k_rope[:, None], latent[:, None]), jnp.ones_like(cache.n))
+    cache = cache.append(module.record(x, positions), jnp.ones_like(cache.n))
 
     class Expanded:
         """The cache as heads read it."""
@@ -97,8 +97,7 @@ def expanding(
 
         def block(self, i: Array) -> Block:
             kept = cache.block(i)
-            k, v = module.expand(kept.v[:, 0], kept.k[:, 0])
-            return Block(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), kept.pos)
+            return Block(*module.expand(Record(kept.k, kept.v)), kept.pos)
 
     return _attended(module, x, positions, Expanded()), cache
 
@@ -126,17 +125,17 @@ class Form:
 
     Attributes:
       layer: what a token leaves behind.
+      config: of the module that takes the step.
       heads: what is attended; None for `layer` as it lies.
       expands: whether each step makes heads' keys and values of all that is kept.
-      config: of the module that takes the step; None where there is none.
       step: as the module takes it.
       filled: the cache that the step is taken over.
     """
 
     layer: sizing.LayerSpec
+    config: AttentionConfig | LatentAttentionConfig | TiedAttentionConfig
     heads: sizing.LayerSpec | None = None
     expands: bool = False
-    config: AttentionConfig | LatentAttentionConfig | TiedAttentionConfig | None = None
     step: Step = as_it_is
     filled: Filled = random_records
 
@@ -192,7 +191,6 @@ class Form:
 
     def build(self) -> Any:
         """The module in f32; forms of one config get the same numbers."""
-        assert self.config is not None
         return self.config.build(jnp.float32, nnx.Rngs(0))
 
 
@@ -215,21 +213,22 @@ def forms(heads: int) -> dict[str, Form]:
         "MHA": _attention(heads, heads),
         "GQA-8": _attention(heads, 8),
         "MQA": _attention(heads, 1),
-        "MLA, absorbed": Form(latent, config=mla),
+        "MLA, absorbed": Form(latent, mla),
         "MLA, expanded at each step": Form(
-            latent, heads=expanded, expands=True, config=mla, step=expanding
+            latent, mla, heads=expanded, expands=True, step=expanding
         ),
-        "MLA, expanded in the cache": Form(
-            expanded, config=mla, step=over_heads, filled=expanded_records
+        "MLA, expanded in the cache": Form(expanded, mla, step=over_heads, filled=expanded_records),
+        "GLA-2": Form(
+            replace(latent, kv_heads=2, latent_rank=2 * HEAD),
+            replace(mla, latents=2, latent_rank=2 * HEAD),
         ),
-        "GLA-2": Form(replace(latent, kv_heads=2, latent_rank=2 * HEAD)),
         "GTA-4": Form(
             sizing.LayerSpec(heads, 4, HEAD, HEAD, kind="tied", rope_dim=HEAD // 2),
-            config=TiedAttentionConfig(D_MODEL, heads, 4, HEAD, rope=Rope(HEAD // 2)),
+            TiedAttentionConfig(D_MODEL, heads, 4, HEAD, rope=Rope(HEAD // 2)),
         ),
     }
 
 
 def _attention(heads: int, kv_heads: int) -> Form:
     config = AttentionConfig(D_MODEL, heads, kv_heads, HEAD, HEAD, rope=Rope(HEAD))
-    return Form(sizing.LayerSpec(heads, kv_heads, HEAD, HEAD), config=config)
+    return Form(sizing.LayerSpec(heads, kv_heads, HEAD, HEAD), config)

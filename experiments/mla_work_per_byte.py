@@ -133,8 +133,6 @@ def counts(heads: int) -> dict[str, Any]:
     fewer, more = COUNTED
     rows = []
     for name, form in forms(heads).items():
-        if form.config is None:
-            continue
         counted = (compiled_flop(form, more) - compiled_flop(form, fewer)) / (more - fewer)
         rows.append({"form": name, "flop": form.flop(1), "counted_flop": counted})
     return {"heads": heads, "rows": rows}
@@ -188,13 +186,13 @@ def _jitted(form: Form) -> Any:
 
 
 def timed(batch: int, length: int, sizes: Sizes) -> dict[str, Any]:
-    """All forms that have a module, from one run.
+    """All forms, from one run.
 
     Raises:
       RuntimeError: forms of MLA do not compute the same.
     """
-    there = {name: form for name, form in forms(sizes.heads).items() if form.config is not None}
-    steps = {name: Steps(form, batch, length) for name, form in there.items()}
+    all_forms = forms(sizes.heads)
+    steps = {name: Steps(form, batch, length) for name, form in all_forms.items()}
     check_same({name: step for name, step in steps.items() if name.startswith("MLA")})
     moves = probes(sizes.array_bytes)
     product = _product(sizes.matrix)
@@ -202,7 +200,7 @@ def timed(batch: int, length: int, sizes: Sizes) -> dict[str, Any]:
     timings = interleave(samplers, sizes.rounds)
     bandwidth = Bandwidth.of(moves, timings)
     rows = []
-    for name, form in there.items():
+    for name, form in all_forms.items():
         nbytes = batch * form.bytes_read(length, "f32") + steps[name].parameter_bytes
         flop = batch * (form.flop(length) + form.absorption_flop)
         about = {"batch": batch, "query_heads": sizes.heads, "length": length}

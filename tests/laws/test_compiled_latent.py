@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from kvjax.cache import Block, LayoutChoice, Paged, Sight, init_layer_cache
+from kvjax.cache import Block, LayoutChoice, Paged, Record, Sight, init_layer_cache
 from kvjax.nn import LatentAttention, LatentAttentionConfig, Rope
 from kvjax.ops import attend, decode_attention
 from kvjax.sizing import LayerSpec
@@ -152,8 +152,7 @@ def test_without_donation_it_shows():
 
 def at_once(module, q, q_rope, unrotated, positions, cache, new=()):
     """Keys and values of all heads made of the whole cache, then attended."""
-    latent, k_rope = (cache.leaves[name][:, 0].astype(q.dtype) for name in "vk")
-    k, v = (jnp.swapaxes(part, 1, 2) for part in module.expand(latent, k_rope))
+    k, v = module.expand(Record(*(cache.leaves[name].astype(q.dtype) for name in "kv")))
     q = jnp.concatenate([q, q_rope], axis=-1)[:, 0]
     out = decode_attention(q, k, v, cache.n, scale=module.config.factor)
     return out[:, None], None
@@ -163,9 +162,8 @@ def by_block(module, q, q_rope, unrotated, positions, cache, new=()):
     """Keys and values of all heads made of one block at a time."""
 
     def expand(block: Block) -> Block:
-        parts = (part[:, 0].astype(q.dtype) for part in (block.v, block.k))
-        k, v = (jnp.swapaxes(part, 1, 2) for part in module.expand(*parts))
-        return Block(k, v, block.pos)
+        parts = (part.astype(q.dtype) for part in (block.k, block.v))
+        return Block(*module.expand(Record(*parts)), block.pos)
 
     class Expanded(NamedTuple):
         n: jax.Array = cache.n
