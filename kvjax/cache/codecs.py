@@ -18,8 +18,9 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from kvjax import sizing
-from kvjax.cache.bits import pack, unpack
+from kvjax.cache.bits import fp8_bytes, grouped, numbers, pack, to_fp8, unpack
 from kvjax.cache.protocol import Record
+from kvjax.cache.tiled import TiledFp8
 
 DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
 _FP8 = {"fp8_e4m3": jnp.float8_e4m3fn, "fp8_e5m2": jnp.float8_e5m2}
@@ -109,16 +110,13 @@ class StaticFp8:
 
     def encode(self, record: Record, scales: Mapping[str, Array]) -> Leaves:
         return {
-            name: _bits(to_fp8(x / self._factor(scales, name), self.dtype))
+            name: fp8_bytes(to_fp8(x / self._factor(scales, name), self.dtype))
             for name, x in record._asdict().items()
         }
 
     def decode(self, leaves: Mapping[str, Array], scales: Mapping[str, Array]) -> Record:
         return Record(
-            *(
-                _numbers(leaves[name], self.dtype) * self._factor(scales, name)
-                for name in ("k", "v")
-            )
+            *(numbers(leaves[name], self.dtype) * self._factor(scales, name) for name in ("k", "v"))
         )
 
     def operands(self, leaves: Leaves, scales: Leaves) -> Leaves:
@@ -152,7 +150,7 @@ class TokenScaled:
     def decode(self, leaves: Mapping[str, Array], scales: Mapping[str, Array]) -> Record:
         return Record(
             *(
-                _numbers(leaves[name], self.dtype) * leaves[f"{name}_scale"][..., None]
+                numbers(leaves[name], self.dtype) * leaves[f"{name}_scale"][..., None]
                 for name in ("k", "v")
             )
         )
@@ -163,7 +161,7 @@ class TokenScaled:
     def _codes(self, x: Array) -> Array:
         if jnp.issubdtype(self.dtype, jnp.integer):
             return jnp.clip(jnp.round(x), -self.largest, self.largest).astype(self.dtype)
-        return _bits(to_fp8(x, self.dtype))
+        return fp8_bytes(to_fp8(x, self.dtype))
 
 
 @dataclass(frozen=True)
@@ -184,9 +182,9 @@ class Int4:
     def encode(self, record: Record, scales: Mapping[str, Array]) -> Leaves:
         leaves: Leaves = {}
         for name, x in record._asdict().items():
-            grouped = _grouped(x.astype(jnp.float32), self.group)
-            scale = _half(_scale(grouped, 7.0))
-            codes = jnp.clip(jnp.round(grouped / scale.astype(jnp.float32)[..., None]), -7, 7)
+            groups = grouped(x.astype(jnp.float32), self.group)
+            scale = _half(_scale(groups, 7.0))
+            codes = jnp.clip(jnp.round(groups / scale.astype(jnp.float32)[..., None]), -7, 7)
             codes = codes.reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
             leaves[name] = pack_nibbles(codes.astype(jnp.int8))
             leaves[f"{name}_scale"] = scale
@@ -195,7 +193,7 @@ class Int4:
     def decode(self, leaves: Mapping[str, Array], scales: Mapping[str, Array]) -> Record:
         parts = []
         for name, dim in (("k", self.key_dim), ("v", self.value_dim)):
-            codes = _grouped(unpack_nibbles(leaves[name], dim).astype(jnp.float32), self.group)
+            codes = grouped(unpack_nibbles(leaves[name], dim).astype(jnp.float32), self.group)
             values = codes * leaves[f"{name}_scale"].astype(jnp.float32)[..., None]
             parts.append(values.reshape(*values.shape[:-2], -1)[..., :dim])
         return Record(*parts)
@@ -204,28 +202,9 @@ class Int4:
         return None
 
 
-def to_fp8(x: Array, dtype: DTypeLike) -> Array:
-    """The nearest 8-bit float; what is too large becomes the largest finite one."""
-    largest = float(jnp.finfo(dtype).max)
-    return jnp.clip(x.astype(jnp.float32), -largest, largest).astype(dtype)
-
-
-def _bits(x: Array) -> Array:
-    """8-bit floats as the bytes they are.
-
-    XLA on CPU writes to an array of 8-bit floats by way of all of it in float16.
-    """
-    return jax.lax.bitcast_convert_type(x, jnp.uint8)
-
-
 def _typed(leaves: Leaves, dtype: DTypeLike) -> Leaves:
     """The codes k and v as what they stand for, of 8-bit floats or integers."""
     return {name: jax.lax.bitcast_convert_type(leaves[name], dtype) for name in ("k", "v")}
-
-
-def _numbers(codes: Array, dtype: DTypeLike) -> Array:
-    """f32 numbers of codes, of integers or of the bytes of 8-bit floats."""
-    return jax.lax.bitcast_convert_type(codes, dtype).astype(jnp.float32)
 
 
 def pack_nibbles(codes: Array) -> Array:
@@ -240,8 +219,12 @@ def unpack_nibbles(packed: Array, n: int) -> Array:
     return (unpack(packed, 4)[..., :n].astype(jnp.int8) << 4) >> 4
 
 
-def codecs(key_dim: int = 0, value_dim: int = 0) -> dict[str, Codec]:
-    """By name, the codecs that caches of any layout can hold, for heads of these widths."""
+def codecs(key_dim: int = 0, value_dim: int = 0, *, rope_key: bool = False) -> dict[str, Codec]:
+    """By name, the codecs that caches of any layout can hold, for heads of these widths.
+
+    `rope_key`: whether keys are rope keys beside latents or tied values; tiled codecs keep those
+    wider.
+    """
     return {
         **{cast: Cast(cast) for cast in DTYPES},
         **{fp8: StaticFp8(fp8, fp8) for fp8 in _FP8},
@@ -249,13 +232,16 @@ def codecs(key_dim: int = 0, value_dim: int = 0) -> dict[str, Codec]:
         "fp8_e4m3_token": TokenScaled("fp8_e4m3_token", jnp.float8_e4m3fn, 448.0),
         "int8": TokenScaled("int8", jnp.int8, 127.0),
         "int4": Int4(key_dim=key_dim, value_dim=value_dim),
+        "fp8_ds_mla": TiledFp8(rope_key=rope_key),
     }
 
 
-def build_codec(name: str, key_dim: int = 0, value_dim: int = 0) -> Codec:
-    """The codec of that name for heads of these widths; ValueError for one no cache can hold."""
+def build_codec(
+    name: str, key_dim: int = 0, value_dim: int = 0, *, rope_key: bool = False
+) -> Codec:
+    """The codec of that name, as `codecs` has it; ValueError for one no cache can hold."""
     canonical = sizing.codec(name).name
-    known = codecs(key_dim, value_dim)
+    known = codecs(key_dim, value_dim, rope_key=rope_key)
     if canonical not in known:
         raise ValueError(
             f"codec={name!r}: caches can hold {', '.join(known)}; dense and paged ones also kivi2, "
@@ -324,10 +310,3 @@ def _half(scale: Array) -> Array:
     """In fp16, at least its smallest and at most its largest number."""
     limits = jnp.finfo(jnp.float16)
     return jnp.clip(scale, limits.smallest_subnormal, limits.max).astype(jnp.float16)
-
-
-def _grouped(x: Array, group: int) -> Array:
-    """(..., n) -> (..., ceil(n / group), group), filled up with zeros."""
-    padding = -x.shape[-1] % group
-    padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
-    return padded.reshape(*x.shape[:-1], -1, group)

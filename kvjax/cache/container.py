@@ -96,6 +96,7 @@ def init_layer_cache(
     codec: CodecChoice = "bf16",
     scales: Mapping[str, Array] | None = None,
     value_heads: int | None = None,
+    rope_key: bool = False,
 ) -> LayerCache:
     """An empty cache of one layer.
 
@@ -113,6 +114,8 @@ def init_layer_cache(
         them over.
       value_heads: heads of the values, where those of the keys are `kv_heads` alone; None for
         equally many.
+      rope_key: whether keys are rope keys beside latents or tied values, which tiled codecs keep
+        wider.
 
     Raises:
       ValueError: for what cannot be held, and why.
@@ -128,7 +131,7 @@ def init_layer_cache(
         return KiviCache.init(
             batch, capacity, kv_heads, key_dim, value_dim, codec, pages, value_heads
         )
-    encoding = build_codec(codec, key_dim, value_dim)
+    encoding = build_codec(codec, key_dim, value_dim, rope_key=rope_key)
     if isinstance(layout, Paged):
         return PagedCache.init(
             batch, capacity, layout, kv_heads, key_dim, value_dim, encoding, scales, value_heads

@@ -14,7 +14,8 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from kvjax.cache import Block, CodecChoice, LayerCache, LayoutChoice, PerLayer, Record
-from kvjax.cache.codecs import StaticFp8, to_fp8
+from kvjax.cache.bits import to_fp8
+from kvjax.cache.codecs import StaticFp8
 from kvjax.cache.scales import Scales, static_codec
 from kvjax.engine.calibrate import check_batch
 from kvjax.engine.score import score

@@ -66,6 +66,9 @@ class AttentionConfig:
     soft_cap: float | None = None
     scale: float | None = None
 
+    # What a cache keeps are keys and values, and none of them a rope key beside a latent.
+    rope_key = False
+
     def __post_init__(self) -> None:
         if self.kv_heads < 1 or self.query_heads % self.kv_heads:
             raise ValueError(f"kv_heads={self.kv_heads} must divide query_heads={self.query_heads}")

@@ -334,6 +334,7 @@ class Decoder(nnx.Module):
                         self.config.attention[i].value_heads,
                     ),
                     value_heads=self.config.attention[i].value_heads,
+                    rope_key=self.config.attention[i].rope_key,
                 )
                 for i, own_layout, own_codec in zip(
                     self.config.cached, layouts, codecs, strict=True

@@ -66,6 +66,7 @@ class LatentAttentionConfig:
 
     # What a cache keeps of a token as its keys: its rope keys, side by side.
     kv_heads = 1
+    rope_key = True
     # Settings of other attention that there is nothing like here.
     shares_with = chunk = soft_cap = None
 

@@ -47,6 +47,8 @@ class TensorProductAttentionConfig:
     window: int | None = None
     scale: float | None = None
 
+    # What a cache keeps are factors, and none of them a rope key.
+    rope_key = False
     # Settings of other attention that there is nothing like here.
     shares_with = chunk = soft_cap = None
 

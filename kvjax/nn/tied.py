@@ -46,6 +46,7 @@ class TiedAttentionConfig:
 
     # What a cache keeps of a token as its keys: the rotated key.
     kv_heads = 1
+    rope_key = True
     # Settings of other attention that there is nothing like here.
     shares_with = chunk = soft_cap = None
 

@@ -7,13 +7,13 @@ import pytest
 
 from kvjax import sizing
 from kvjax.cache import Record
+from kvjax.cache.bits import to_fp8
 from kvjax.cache.codecs import (
     Int4,
     build_codec,
     empty_leaves,
     pack_nibbles,
     plain_codec,
-    to_fp8,
     unpack_nibbles,
 )
 
@@ -31,6 +31,7 @@ RELATIVE = {
     "fp8_e5m2": 2**-3,
     "fp8_e4m3_head": 2**-4,
     "fp8_e4m3_token": 2**-4,
+    "fp8_ds_mla": 2**-4,
 }
 # Half a step, of the largest number that shares the scale.
 OF_LARGEST = {"int8": 0.5 / 127, "int4": 0.51 / 7}

@@ -15,7 +15,7 @@ BATCH, HEADS, DIM, TOKENS, STEP = 2, 2, 8, 24, 8
 SMALL = Kivi(2, group=4, residual=8)
 CODECS = (
     *("f32", "bf16", "f16", "fp8_e4m3", "fp8_e5m2"),
-    *("fp8_e4m3_head", "fp8_e4m3_token", "int8", "int4"),
+    *("fp8_e4m3_head", "fp8_e4m3_token", "int8", "int4", "fp8_ds_mla"),
 )
 LAYOUTS = {
     "dense": {},
@@ -27,6 +27,7 @@ LAYOUTS = {
 QUICK = {
     *(("dense", codec) for codec in ("f16", "fp8_e5m2", "int4")),
     *(("pages", "int8"), ("ring", "int4"), ("sinks", "fp8_e4m3_token")),
+    ("ring", "fp8_ds_mla"),
     *(("reindexed sinks", "fp8_e4m3_head"), ("pages", "kivi2")),
 }
 EVERY = [

@@ -25,7 +25,8 @@ from kvjax.cache import (
     View,
     init_layer_cache,
 )
-from kvjax.cache.codecs import build_codec
+from kvjax.cache.codecs import Int4, build_codec
+from kvjax.cache.tiled import TiledFp8
 from kvjax.nn import (
     Attention,
     AttentionConfig,
@@ -44,6 +45,16 @@ X = np.random.default_rng(0).normal(size=(BATCH, 32, D_MODEL)).astype(np.float32
 BASE = AttentionConfig(
     d_model=D_MODEL, query_heads=4, kv_heads=2, key_dim=8, value_dim=8, rope=Rope(8, theta=100.0)
 )
+LATENT = LatentAttentionConfig(
+    d_model=D_MODEL,
+    query_heads=4,
+    latent_rank=12,
+    rope_dim=4,
+    head_dim=8,
+    head_value_dim=6,
+    rope=Rope(4, theta=100.0),
+    query_rank=10,
+)
 RECORDS = {
     "gqa": BASE,
     "mha": replace(BASE, kv_heads=4),
@@ -54,26 +65,9 @@ RECORDS = {
     "capped": replace(BASE, soft_cap=0.5, scale=1.0, rope=None),
     "windowed": replace(BASE, window=5),
     "chunked": replace(BASE, chunk=5),
-    "latent": LatentAttentionConfig(
-        d_model=D_MODEL,
-        query_heads=4,
-        latent_rank=12,
-        rope_dim=4,
-        head_dim=8,
-        head_value_dim=6,
-        rope=Rope(4, theta=100.0),
-        query_rank=10,
-    ),
-    "several latents": LatentAttentionConfig(
-        d_model=D_MODEL,
-        query_heads=4,
-        latent_rank=8,
-        rope_dim=4,
-        head_dim=8,
-        head_value_dim=6,
-        rope=Rope(4, theta=100.0),
-        latents=2,
-    ),
+    "latent": LATENT,
+    "windowed latent": replace(LATENT, window=5),
+    "several latents": replace(LATENT, latent_rank=8, query_rank=None, latents=2),
     "tied": TiedAttentionConfig(
         d_model=D_MODEL, query_heads=4, tied_heads=2, head_dim=8, rope=Rope(4, theta=100.0)
     ),
@@ -99,6 +93,7 @@ CODECS = {
     "fp8_e4m3_token": 2**-4,
     "int8": 2**-7,
     "int4": 2**-3,
+    "fp8_ds_mla": 2**-4,
 }
 # Of each whether it is endless: it replaces old tokens and is never full. Layouts of one kind are
 # named "kind of size". "ring" is for records with a window, or chunks, and for these alone.
@@ -216,6 +211,7 @@ class Member:
             window=a.span,
             layout=case.layout,
             codec=case.codec,
+            rope_key=a.rope_key,
         )
 
     def forward(self) -> np.ndarray:
@@ -290,22 +286,33 @@ class Axes(NamedTuple):
 
 
 def kind_of_record(record: str) -> str:
-    """To a cache, norms and soft caps leave what GQA leaves, and several latents what ties do."""
+    """To a cache, norms and soft caps leave what GQA leaves, and several latents what ties do.
+
+    Windows change no latent.
+    """
     if record == "several latents":
         return "tied"
-    return "gqa" if record.startswith(("norm", "capped")) else record
+    if record.startswith(("norm", "capped")):
+        return "gqa"
+    return "latent" if record.endswith("latent") else record
 
 
 def kind_of_codec(codec: str) -> str:
-    return "Kivi" if codec.startswith("kivi") else type(build_codec(codec, 8, 8)).__name__
+    """Tiles of channels are one kind, of 4 bits or 8."""
+    if codec.startswith("kivi"):
+        return "Kivi"
+    built = build_codec(codec, 8, 8)
+    return "tiles" if isinstance(built, Int4 | TiledFp8) else type(built).__name__
 
 
 def product() -> list[Axes]:
     """MHA, GQA and MQA in every cache; other records in a few of each layout.
 
-    A record with a window or chunks is in every ring, and in such layouts as mask it.
+    One with a rope key is in 16 bits, too, and in the codec that leaves the key in these. A record
+    with a window or chunks is in every ring, and in such layouts as mask it.
     """
     plain, few = ("gqa", "mha", "mqa"), ("f32", "int8", "int4")
+    beside_rope = (*few, "bf16", "fp8_ds_mla")
     every = []
     for record, config in RECORDS.items():
         for layout, (choice, _) in LAYOUTS.items():
@@ -315,8 +322,9 @@ def product() -> list[Axes]:
             if config.span is not None and isinstance(choice, SinkRing):
                 continue
             wide = record in plain or (turns and record == "windowed")
-            every += [Axes(record, layout, codec) for codec in (CODECS if wide else few)]
-        if record in (*plain, "narrow values"):
+            some = beside_rope if config.rope_key else few
+            every += [Axes(record, layout, codec) for codec in (CODECS if wide else some)]
+        if record in (*plain, "narrow values", "latent"):
             every += [Axes(record, layout, kivi.name) for layout, (_, kivi, _) in GROUPS.items()]
     return every
 

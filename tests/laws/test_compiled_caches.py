@@ -22,7 +22,7 @@ from laws.compiled import (
     measure,
 )
 
-CODECS = ("f32", "bf16", "fp8_e4m3", "fp8_e4m3_token", "int8", "int4")
+CODECS = ("f32", "bf16", "fp8_e4m3", "fp8_e4m3_token", "int8", "int4", "fp8_ds_mla")
 LAYERS = (0, 1)
 # Each layout and each codec once, and as many steps of one token as of eight.
 QUICK = {

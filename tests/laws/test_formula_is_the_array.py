@@ -7,18 +7,46 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from kvjax import models, sizing
 from kvjax.cache import Paged, SinkRing
 from kvjax.engine import decode, prefill
+from kvjax.nn import Decoder, DecoderConfig, MlpConfig, Rope
+from laws.members import CODECS, GROUPS, LATENT
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = ("llama_mha", "gemma_mqa", "qwen3_mha", "olmo2_gqa", "gpt2_conv1d", "gpt_neox_sequential")
 
+# Of more than two tiles, the last of which is not full; and 16 bits of the rope key are more than 8
+# and a scale.
+WIDE = replace(LATENT, latent_rank=300, rope_dim=8, rope=Rope(8))
+LATENTS = {"latent": WIDE, "windowed latent": replace(WIDE, window=5)}
+
 
 @cache
 def model(name):
-    return models.load(GOLDEN / name)
+    if name not in LATENTS:
+        return models.load(GOLDEN / name)
+    config = DecoderConfig(8, LATENT.d_model, attention=(LATENTS[name],) * 2, mlp=MlpConfig(4))
+    return nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+
+
+def spec_of(name) -> sizing.ModelSpec:
+    if name not in LATENTS:
+        return sizing.load(GOLDEN / name)
+    a = LATENTS[name]
+    layer = sizing.LayerSpec(
+        a.query_heads,
+        1,
+        a.head_dim + a.rope_dim,
+        a.head_value_dim,
+        kind="latent",
+        window=a.window,
+        latent_rank=a.latent_rank,
+        rope_dim=a.rope_dim,
+    )
+    return sizing.ModelSpec("latents", a.d_model, (layer,) * 2)
 
 
 def said_of(spec, layout) -> tuple[sizing.ModelSpec, dict]:
@@ -32,21 +60,44 @@ def said_of(spec, layout) -> tuple[sizing.ModelSpec, dict]:
     return spec, {}
 
 
-@pytest.mark.parametrize("name", NAMES)
+def assert_bytes_are_said(name, batch, capacity, layout, codec):
+    cache = model(name).init_cache(batch, capacity, layout, codec)
+    spec, placing = said_of(spec_of(name), layout)
+    said = spec.cache_bytes(capacity, batch, getattr(codec, "spec", codec), **placing)
+    live = sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
+    assert live == said.allocated + said.state + said.tables
+    assert live == cache.nbytes
+
+
+@pytest.mark.parametrize("name", [*NAMES, "latent"])
 def test_bytes_of_a_cache(name, cache_case):
-    spec, placing = said_of(sizing.load(GOLDEN / name), cache_case.layout)
     for batch, capacity in ((1, 1), (1, 32), (3, 7)):
-        cache = model(name).init_cache(batch, capacity, cache_case.layout, cache_case.codec)
-        said = spec.cache_bytes(capacity, batch, cache_case.codec, **placing)
-        live = sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
-        assert live == said.allocated + said.state + said.tables
-        assert live == cache.nbytes
+        assert_bytes_are_said(name, batch, capacity, cache_case.layout, cache_case.codec)
 
 
-@pytest.mark.parametrize("per_head", [False, True])
-def test_bytes_of_what_an_eviction_leaves(per_head, cache_case):
-    spec, kept = sizing.load(GOLDEN / "llama_gqa_tied"), sizing.Kept(5, room=3, per_head=per_head)
-    cache = model("llama_gqa_tied").init_cache(2, 12, cache_case.layout, cache_case.codec)
+@pytest.mark.parametrize("codec", CODECS)
+def test_bytes_of_a_ring_of_latents(codec):
+    assert_bytes_are_said("windowed latent", 3, 32, "ring", codec)
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_bytes_of_groups_of_latents(case):
+    layout, kivi, _ = GROUPS[case]
+    for capacity in (8, 32):
+        assert_bytes_are_said("latent", 3, capacity, layout, kivi)
+
+
+@pytest.mark.parametrize(
+    ("name", "per_head"),
+    [
+        ("llama_gqa_tied", False),
+        ("llama_gqa_tied", True),
+        pytest.param("latent", False, marks=pytest.mark.slow),
+    ],
+)
+def test_bytes_of_what_an_eviction_leaves(name, per_head, cache_case):
+    spec, kept = spec_of(name), sizing.Kept(5, room=3, per_head=per_head)
+    cache = model(name).init_cache(2, 12, cache_case.layout, cache_case.codec)
     indices = np.tile(np.arange(5), (2, spec.layers[0].kv_heads if per_head else 1, 1))
     after = [layer.keep(indices, 3) for layer in cache.layers]
     live = sum(leaf.nbytes for leaf in jax.tree.leaves(after))

@@ -5,6 +5,7 @@ from itertools import combinations
 from laws.members import (
     CODECS,
     LAYOUTS,
+    RECORDS,
     Axes,
     kind_of_codec,
     kind_of_record,
@@ -28,6 +29,8 @@ def test_the_quick_members_have_every_pair_that_any_has():
         assert pairs(quick) == pairs(every)
     for name in Axes._fields:
         assert {getattr(axes, name) for axes in quick} == {getattr(axes, name) for axes in every}
+    # Which keeps rope keys otherwise than those of heads.
+    assert "fp8_ds_mla" in {axes.codec for axes in quick if RECORDS[axes.record].rope_key}
     assert len(quick) == len(set(quick)) <= 45
 
 

@@ -78,6 +78,7 @@ def test_the_formula_is_the_array(kind, layout, codec):
                 value_dim=config.value_dim,
                 layout=layout,
                 codec=codec,
+                rope_key=config.rope_key,
             )
         )
         live = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
@@ -98,6 +99,14 @@ def test_parameters_are_those_of_the_formula(kind):
     [
         Step(1, record="latent", producers=LAYERS),
         Step(1, record="several latents", producers=LAYERS),
+        Step(1, record="latent", producers=LAYERS, codec="fp8_ds_mla"),
+        *(
+            pytest.param(
+                Step(tokens, record="latent", producers=LAYERS, layout=layout, codec="fp8_ds_mla"),
+                marks=pytest.mark.slow,
+            )
+            for tokens, layout in ((8, "pages"), (8, "dense"), (1, "ring"), (1, "kept"))
+        ),
         Step(1, record="tied", producers=LAYERS),
         Step(8, record="tied", producers=LAYERS, layout="pages", codec="int8"),
         Step(1, record="tied", producers=LAYERS, layout="ring", codec="bf16"),

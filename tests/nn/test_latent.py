@@ -180,8 +180,11 @@ def test_one_token_reads_the_cache_in_place(layout):
         2, 16, kv_heads=1, value_heads=2, key_dim=4, value_dim=12, layout=layout
     )
     assert Latents(several).operands() is None
-    coded = init_layer_cache(2, 16, kv_heads=1, key_dim=4, value_dim=12, codec="int8")
-    assert Latents(coded).operands() is None
+    for codec in ("int8", "fp8_ds_mla"):
+        coded = init_layer_cache(
+            2, 16, kv_heads=1, key_dim=4, value_dim=12, layout=layout, codec=codec, rope_key=True
+        )
+        assert Latents(coded).operands() is None
 
 
 def test_a_ring_hides_among_new_tokens_what_it_drops():
