@@ -312,34 +312,39 @@ class Decoder(nnx.Module):
         limit = self.config.max_positions
         if limit is not None and capacity > limit:
             raise ValueError(f"capacity={capacity} exceeds the model's {limit} learned positions")
-        layouts = self._for_each("layout", layout)
-        codecs = self._for_each("codec", codec)
-        return Cache(
-            tuple(
-                init_layer_cache(
-                    batch,
-                    capacity,
-                    kv_heads=self.config.attention[i].kv_heads,
-                    key_dim=self.config.attention[i].key_dim,
-                    value_dim=self.config.attention[i].value_dim,
-                    window=span_of_readers(self.config.attention, i),
-                    layout=own_layout,
-                    codec=own_codec,
-                    scales=None
-                    if scales is None
-                    else scales.of_layer(
-                        i,
-                        own_codec,
-                        self.config.attention[i].kv_heads,
-                        self.config.attention[i].value_heads,
-                    ),
-                    value_heads=self.config.attention[i].value_heads,
-                    rope_key=self.config.attention[i].rope_key,
-                )
-                for i, own_layout, own_codec in zip(
-                    self.config.cached, layouts, codecs, strict=True
-                )
-            )
+        choices = zip(
+            self.config.cached,
+            self._for_each("layout", layout),
+            self._for_each("codec", codec),
+            strict=True,
+        )
+        layers = (self._init_layer(batch, capacity, *choice, scales) for choice in choices)
+        return Cache(tuple(layers))
+
+    def _init_layer(
+        self,
+        batch: int,
+        capacity: int,
+        index: int,
+        layout: LayoutChoice,
+        codec: CodecChoice,
+        scales: Scales | None,
+    ) -> LayerCache:
+        """The cache of what the layer at `index` leaves behind, for all layers that read it."""
+        a = self.config.attention[index]
+        heads = a.kv_heads, a.value_heads
+        return init_layer_cache(
+            batch,
+            capacity,
+            kv_heads=a.kv_heads,
+            value_heads=a.value_heads,
+            key_dim=a.key_dim,
+            value_dim=a.value_dim,
+            rope_key=a.rope_key,
+            window=span_of_readers(self.config.attention, index),
+            layout=layout,
+            codec=codec,
+            scales=None if scales is None else scales.of_layer(index, codec, *heads),
         )
 
     def _for_each(self, name: str, choice: PerLayer[Any]) -> tuple[Any, ...]:
