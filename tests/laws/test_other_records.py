@@ -97,8 +97,10 @@ def test_parameters_are_those_of_the_formula(kind):
 @pytest.mark.parametrize(
     "step",
     [
-        Step(1, record="latent", producers=LAYERS),
-        Step(1, record="several latents", producers=LAYERS),
+        *(
+            Step(1, record=record, producers=LAYERS)
+            for record in ("latent", "several latents", "tied", "factors")
+        ),
         Step(1, record="latent", producers=LAYERS, codec="fp8_ds_mla"),
         *(
             pytest.param(
@@ -107,14 +109,17 @@ def test_parameters_are_those_of_the_formula(kind):
             )
             for tokens, layout in ((8, "pages"), (8, "dense"), (1, "ring"), (1, "kept"))
         ),
-        Step(1, record="tied", producers=LAYERS),
-        Step(8, record="tied", producers=LAYERS, layout="pages", codec="int8"),
-        Step(1, record="tied", producers=LAYERS, layout="ring", codec="bf16"),
-        pytest.param(Step(8, record="tied", producers=LAYERS), marks=pytest.mark.slow),
-        Step(1, record="factors", producers=LAYERS),
-        Step(8, record="factors", producers=LAYERS, layout="pages", codec="int8"),
-        pytest.param(
-            Step(1, record="factors", producers=LAYERS, layout="ring"), marks=pytest.mark.slow
+        *(
+            pytest.param(
+                Step(tokens, record=record, producers=LAYERS, layout=layout, codec=codec),
+                marks=pytest.mark.slow,
+            )
+            for record in ("latent", "several latents", "tied", "factors")
+            for tokens, layout, codec in (
+                (8, "dense", "f32"),
+                (8, "pages", "int8"),
+                (1, "ring", "bf16"),
+            )
         ),
     ],
     ids=lambda step: f"{step.record} {step.tokens}, {step.layout}, {step.codec}",

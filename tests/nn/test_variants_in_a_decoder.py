@@ -43,11 +43,11 @@ def decoder(*attention) -> Decoder:
 
 @every_variant
 def test_a_decoder_of_it_decodes_what_it_scores(variant):
-    """Beside a layer of heads, of ragged rows, over pages and as its window says."""
-    model = decoder(VARIANTS[variant], PLAIN, VARIANTS[variant])
+    """Beside a layer of heads, of ragged rows, over pages."""
+    model = decoder(VARIANTS[variant], PLAIN)
     tokens = np.random.default_rng(0).integers(0, VOCAB, (2, TOKENS), np.int32)
     want, _ = step(model, tokens, None, None)
-    empty = model.init_cache(2, TOKENS, [Paged(2), "auto", "auto"], "f32")
+    empty = model.init_cache(2, TOKENS, [Paged(2), "auto"], "f32")
     first, cache = step(model, tokens[:, :5], empty, np.int32([5, 3]))
     np.testing.assert_allclose(first[0], want[0, :5], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(first[1, :3], want[1, :3], rtol=1e-5, atol=1e-5)
