@@ -70,9 +70,10 @@ def make(name: str, case: Case) -> None:
     config = transformers.AutoConfig.for_model(case.model_type, **case.config)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     randomise(model, name)
+    exact = {path: buffer.clone() for path, buffer in corrections(model)}
     model.to(case.dtype)
-    for _, buffer in corrections(model):
-        buffer.data = buffer.float()
+    for path, buffer in corrections(model):
+        buffer.data = exact[path]
     model.save_pretrained(directory, max_shard_size=case.max_shard_size)
     (directory / "generation_config.json").unlink()
     v4 = {"model_type": case.model_type, **case.config}

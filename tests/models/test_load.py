@@ -258,6 +258,38 @@ def test_an_id_of_the_hub_without_its_library(monkeypatch):
         models.load("owner/name")
 
 
+def with_tensor(name: str, directory: Path) -> Path:
+    """A copy of a DeepSeek-V3 of two layers that has one tensor more."""
+    shutil.copytree(GOLDEN / "deepseek_v3_groups", directory)
+    tensors = load_file(directory / "model.safetensors")
+    save_file({**tensors, name: np.zeros((2, 2), np.float32)}, directory / "model.safetensors")
+    return directory
+
+
+def test_a_layer_that_predicts_further_tokens_is_left_out(tmp_path):
+    copy = with_tensor("model.layers.2.eh_proj.weight", tmp_path / "copy")
+    assert_equal_bits(models.load(copy), models.load(GOLDEN / "deepseek_v3_groups"))
+
+
+@pytest.mark.parametrize("layer", [0, 1, 20, 3])
+def test_no_other_layer_is_left_out(layer, tmp_path):
+    copy = with_tensor(f"model.layers.{layer}.eh_proj.weight", tmp_path / "copy")
+    with pytest.raises(ValueError, match=f"unknown tensors: model.layers.{layer}.eh_proj.weight"):
+        models.load(copy)
+
+
+def test_what_corrects_routers_is_not_rounded(tmp_path):
+    """In f32 whatever the rest is cast to, and the config says what the rest is in."""
+    model = models.load(GOLDEN / "deepseek_v3_groups", dtype="bf16")
+    correction = model.layers[1].mlp.correction[...]
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    stored = load_file(GOLDEN / "deepseek_v3_groups" / "model.safetensors")[name]
+    assert (correction.astype(jnp.bfloat16).astype(jnp.float32) != stored).any()
+    np.testing.assert_array_equal(correction, stored)
+    models.save(model, tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
 def test_a_quantised_checkpoint_is_refused(tmp_path):
     """gpt-oss as it is published: the experts' kernels as MXFP4 blocks and scales."""
     copy = tmp_path / "copy"
