@@ -1,0 +1,1 @@
+"""Conversion of MHA, GQA and MQA checkpoints to multi-head latent attention."""
