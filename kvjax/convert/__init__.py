@@ -1,7 +1,8 @@
-"""Conversion of checkpoints: MHA to GQA and MQA by pooling KV heads, and back to MHA."""
+"""Conversion of checkpoints: to GQA and MQA by pooling KV heads, back to MHA, and to MLA."""
 
 from kvjax.convert.compare import Comparison
 from kvjax.convert.gqa import to_gqa, to_mha
+from kvjax.convert.mla import Mha2Mla, MlaReport, TransMla, mla_ranks, to_mla
 from kvjax.convert.pool import METHODS, check_kv_heads, pool_heads, tensor_rng
 from kvjax.convert.report import ConversionReport
 
@@ -9,9 +10,14 @@ __all__ = [
     "METHODS",
     "Comparison",
     "ConversionReport",
+    "Mha2Mla",
+    "MlaReport",
+    "TransMla",
     "check_kv_heads",
+    "mla_ranks",
     "pool_heads",
     "tensor_rng",
     "to_gqa",
     "to_mha",
+    "to_mla",
 ]

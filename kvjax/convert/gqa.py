@@ -5,11 +5,10 @@ Tensors stream from the source's files into the new ones, one at a time in memor
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -23,19 +22,16 @@ from kvjax.convert.compare import (
 )
 from kvjax.convert.pool import METHODS, check_kv_heads, pool_heads, tensor_rng
 from kvjax.convert.report import CODEC, ConversionReport
+from kvjax.convert.source import Model, bind, read
 from kvjax.models.atomic import require_free
 from kvjax.models.checkpoint import Checkpoint, CheckpointWriter, TensorSpec, copy_side_files
-from kvjax.models.family import Binding, match
-from kvjax.models.load import check_shapes, find_model
-from kvjax.models.registry import FAMILIES, read_decoder
+from kvjax.models.family import Binding
+from kvjax.models.registry import FAMILIES
 from kvjax.nn import AttentionConfig
 
-# The configs of these may leave is_encoder_decoder out.
-_ENCODER_DECODERS = ("t5", "mt5", "umt5", "longt5", "switch_transformers")
 # x (..., heads * H), heads, new heads, the tensor's path -> (..., new heads * H)
 type _ChangeHeads = Callable[[np.ndarray, int, int, str], np.ndarray]
 
-_FLOATS = ("float64", "float32", "float16", "bfloat16")
 _MEAN_OF_NORMED_KEYS = (
     "Keys are normed after they are pooled, and the RMSNorm of a mean of keys is not the mean of "
     "their RMSNorms. The scale of k_norm, which all heads share, is kept."
@@ -44,18 +40,6 @@ _NORM_OVER_FEWER_HEADS = (
     "The RMSNorm of keys takes its mean square over the channels of fewer heads. The scale of "
     "k_norm is pooled like the keys."
 )
-
-
-class _Model(NamedTuple):
-    """A checkpoint without its values: its config, and the stored tensors that it implies."""
-
-    config: dict[str, Any]
-    attention: AttentionConfig  # of every layer, as far as heads and norms go
-    bindings: dict[str, Binding]  # by the names that the checkpoint uses
-
-    @property
-    def parameters(self) -> int:
-        return sum(math.prod(binding.shape) for binding in self.bindings.values())
 
 
 def to_gqa(
@@ -100,7 +84,7 @@ def to_gqa(
     if method not in METHODS:
         raise ValueError(f"method={method!r}: accepted are {', '.join(METHODS)}")
     require_free(Path(dst_dir).resolve())
-    checkpoint, source = _read(src_dir)
+    checkpoint, source = read(src_dir)
     check_kv_heads(kv_heads, source.attention.kv_heads)
     target = _with_kv_heads(source, kv_heads, allow_kvjax_only)
     windows = None
@@ -131,51 +115,13 @@ def to_mha(
     `to_gqa` turns the result back into the source, bit for bit. Arguments and errors are as there.
     """
     require_free(Path(dst_dir).resolve())
-    checkpoint, source = _read(src_dir)
+    checkpoint, source = read(src_dir)
     target = _with_kv_heads(source, source.attention.query_heads, allow_kvjax_only=False)
     _write(checkpoint, source, target, dst_dir, _repeat_heads, on_progress)
     return _report(source, target, "repeat", 0, None)
 
 
-def _read(src_dir: str | os.PathLike[str]) -> tuple[Checkpoint, _Model]:
-    """The checkpoint, its config and tensors checked against each other."""
-    directory = find_model(src_dir)
-    config = sizing.read_config(directory)
-    model_type = config.get("model_type")
-    if config.get("is_encoder_decoder") or model_type in _ENCODER_DECODERS:
-        raise ValueError(
-            f"model_type={model_type!r} is an encoder-decoder: it has cross-attention, and an "
-            "encoder that keeps no cache; only decoders can be converted"
-        )
-    if config.get("quantization_config"):
-        raise ValueError(
-            f"quantization_config: {directory} is quantised, and codes of heads have no mean; "
-            "convert the checkpoint that it was made from"
-        )
-    checkpoint = Checkpoint(directory)
-    model = _bind(config, checkpoint.names())
-    check_shapes(checkpoint, model.bindings.values())
-    for name in model.bindings:
-        if checkpoint.dtype(name).name not in _FLOATS:
-            raise ValueError(
-                f"tensor {name} is {checkpoint.dtype(name)}: accepted are {', '.join(_FLOATS)}"
-            )
-    return checkpoint, model
-
-
-def _bind(config: dict[str, Any], names: tuple[str, ...]) -> _Model:
-    family, decoder = read_decoder(config)
-    bindings = {binding.name: binding for binding in match(family, decoder, names)}
-    attention = decoder.attention[0]
-    if not isinstance(attention, AttentionConfig):
-        raise ValueError(
-            f"model_type={config['model_type']!r} keeps latents; accepted are models with keys and "
-            f"values for each KV head"
-        )
-    return _Model(config, attention, bindings)
-
-
-def _with_kv_heads(source: _Model, kv_heads: int, allow_kvjax_only: bool) -> _Model:
+def _with_kv_heads(source: Model, kv_heads: int, allow_kvjax_only: bool) -> Model:
     """The source with another K, as far as its family can express that."""
     if kv_heads == source.attention.kv_heads:
         return source
@@ -193,13 +139,13 @@ def _with_kv_heads(source: _Model, kv_heads: int, allow_kvjax_only: bool) -> _Mo
         config.pop("architectures", None)
         field = "num_key_value_heads"  # in all these forms
     config[field] = kv_heads
-    return _bind(config, tuple(source.bindings))
+    return bind(config, tuple(source.bindings))
 
 
 def _write(
     checkpoint: Checkpoint,
-    source: _Model,
-    target: _Model,
+    source: Model,
+    target: Model,
     dst_dir: str | os.PathLike[str],
     change_heads: _ChangeHeads,
     on_progress: Progress,
@@ -223,7 +169,7 @@ def _write(
         copy_side_files(checkpoint.directory, writer.directory)
 
 
-def _planned(spec: TensorSpec, target: _Model) -> TensorSpec:
+def _planned(spec: TensorSpec, target: Model) -> TensorSpec:
     binding = target.bindings.get(spec.name)
     return spec if binding is None else spec._replace(shape=binding.shape)
 
@@ -258,7 +204,7 @@ def _repeat_heads(x: np.ndarray, heads: int, new_heads: int, path: str) -> np.nd
 
 
 def _report(
-    source: _Model, target: _Model, method: str, seed: int, comparison: Comparison | None
+    source: Model, target: Model, method: str, seed: int, comparison: Comparison | None
 ) -> ConversionReport:
     before, after = sizing.load(source.config), sizing.load(target.config)
     return ConversionReport(

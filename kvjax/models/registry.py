@@ -16,6 +16,7 @@ from kvjax.models import (
     gpt2,
     gpt_neox,
     gpt_oss,
+    kvjax_mla,
     llama,
     minicpm3,
     mistral,
@@ -70,15 +71,26 @@ def read_decoder(config: dict) -> tuple[Family, DecoderConfig]:
     Raises:
       ValueError: naming the field, for a model_type or a setting that is not supported.
     """
-    model_type = config.get("model_type")
-    if model_type not in FAMILIES:
-        raise ValueError(f"model_type={model_type!r}: accepted are {', '.join(sorted(FAMILIES))}")
-    family, spec = FAMILIES[model_type], sizing.load(config)
-    _check_layers(spec)
+    if config.get("model_type") == kvjax_mla.MODEL_TYPE:
+        family = kvjax_mla.of(_family(config, "source_model_type"))
+        spec = sizing.load(config)
+    else:
+        family, spec = _family(config, "model_type"), sizing.load(config)
+        _check_layers(spec)
     try:
         return family, replace(family.decoder(config, spec), source=json.dumps(config))
     except KeyError as error:
-        raise ValueError(f"config.json of model_type {model_type} lacks {error}") from None
+        raise ValueError(
+            f"config.json of model_type {config['model_type']} lacks {error}"
+        ) from None
+
+
+def _family(config: dict, field: str) -> Family:
+    """Of the model_type that a field names."""
+    if config.get(field) not in FAMILIES:
+        accepted = ", ".join(sorted(FAMILIES))
+        raise ValueError(f"{field}={config.get(field)!r}: accepted are {accepted}")
+    return FAMILIES[config[field]]
 
 
 def _check_layers(spec: sizing.ModelSpec) -> None:

@@ -81,6 +81,25 @@ def projections(model: Decoder, tokens: Array, count: Array) -> tuple[Projection
     return tuple(seen)
 
 
+def attention_inputs(model: Decoder, tokens: Array) -> tuple[Array, ...]:
+    """What the attention of each layer is given of whole texts (B, T), without padding: (B, T, D).
+
+    To be called inside jit.
+    """
+    seen: list[Array] = []
+
+    @dataclass(frozen=True)
+    class Noting:
+        attention: Any
+
+        def __call__(self, x: Array, *rest: Any) -> Any:
+            seen.append(x)
+            return self.attention(x, *rest)
+
+    with_attention(model, Noting).hidden(tokens)
+    return tuple(seen)
+
+
 def _projections(module: Attention, x: Array, positions: Array) -> Projections | None:
     if module.config.shares_with is not None:
         return None

@@ -192,6 +192,11 @@ class Fields:
         view._read = self._read
         return view
 
+    def without(self, names: Collection[str], model_type: str) -> "Fields":
+        """The other fields, as those of another family."""
+        rest = {name: value for name, value in self._config.items() if name not in names}
+        return Fields(rest, model_type, nested=self.nested)
+
     def ignore(self, names: Collection[str]) -> None:
         """Take fields that the family has, or is published with, and that change no cache."""
         self._read.update(names)

@@ -18,7 +18,8 @@ class LayerSpec:
 
     - "attention" (MHA, GQA, MQA): K (K, H) and V (K, HV);
     - "latent" (MLA, DeepSeek-AI 2024; GLA, Zadouri et al. 2025): `kv_heads` latents of
-      `latent_rank` and one rope key of `rope_dim`; H and HV are those of the expanded heads;
+      `latent_rank` and `rope_heads` rope keys of `rope_dim`; H and HV are those of the expanded
+      heads;
     - "tied" (GTA, Zadouri et al. 2025): (K, H), which is K and V at once, and a rope key;
     - "factors" (TPA, Zhang et al. 2025): `key_rank` + `value_rank` pairs of factors N and H wide,
       side by side, so that a codec has scales for both together;
@@ -41,6 +42,8 @@ class LayerSpec:
             too (CPM-Ant).
         latent_rank: L.
         rope_dim: R, of the rope key that all heads share.
+        rope_heads: rope keys beside a latent, each of which some heads share, or all (MHA2MLA, Ji
+            et al. 2025, has one for each KV head that the model was converted from).
         query_rank: rank of the query projection's bottleneck; None where it has none.
         key_rank, value_rank: R_K and R_V of TPA.
         index_dim: width of the index key that sparse attention picks tokens by (DeepSeek-V3.2).
@@ -64,6 +67,7 @@ class LayerSpec:
     prompt: int = 0
     latent_rank: int = 0
     rope_dim: int = 0
+    rope_heads: int = 1
     query_rank: int | None = None
     key_rank: int = 0
     value_rank: int = 0
@@ -79,7 +83,7 @@ class LayerSpec:
             raise ValueError(f"kind: got {self.kind!r}; accepted: {', '.join(KINDS)}")
         if self.kind == "state":
             return
-        for name in ("query_heads", "kv_heads", "key_dim", "value_dim"):
+        for name in ("query_heads", "kv_heads", "key_dim", "value_dim", "rope_heads"):
             whole(name, getattr(self, name))
         for name in ("window", "chunk", "query_rank", "index_top"):
             if getattr(self, name) is not None:
@@ -89,11 +93,12 @@ class LayerSpec:
         needed = {"latent": ("latent_rank",), "factors": ("key_rank", "value_rank")}
         for name in needed.get(self.kind, ()):
             whole(name, getattr(self, name))
-        if self.query_heads % self.kv_heads:
-            raise ValueError(
-                f"kv_heads: got {self.kv_heads} for {self.query_heads} query heads; "
-                "accepted: a divisor of query_heads"
-            )
+        for name in ("kv_heads", "rope_heads"):
+            if self.query_heads % getattr(self, name):
+                raise ValueError(
+                    f"{name}: got {getattr(self, name)} for {self.query_heads} query heads; "
+                    "accepted: a divisor of query_heads"
+                )
         if self.window is not None and self.chunk is not None:
             raise ValueError(f"chunk: got {self.chunk} beside a window of {self.window}")
 
@@ -109,7 +114,7 @@ class LayerSpec:
         what all heads share is on every shard.
         """
         heads = -(-self.kv_heads // tp)
-        rope = (Part(1, self.rope_dim, key=True, rope=True),) if self.rope_dim else ()
+        rope = (Part(1, self._rope_width, key=True, rope=True),) if self.rope_dim else ()
         match self.kind:
             case "attention":
                 return (Part(heads, self.key_dim, key=True), Part(heads, self.value_dim, key=False))
@@ -124,6 +129,11 @@ class LayerSpec:
                     Part(self.value_rank, shard + self.value_dim, key=False),
                 )
         return ()
+
+    @property
+    def _rope_width(self) -> int:
+        """Channels of all rope keys of a token."""
+        return self.rope_heads * self.rope_dim
 
     @property
     def index_parts(self) -> tuple[Part, ...]:
@@ -155,10 +165,10 @@ class LayerSpec:
     def product_widths(self) -> int:
         """Numbers that one query head multiplies and adds for one key: q·k and p·v.
 
-        A latent is decoded absorbed: the key is latent and rope key, the value the latent.
+        A latent is decoded absorbed: the key is latent and rope keys, the value the latent.
         """
         if self.kind == "latent":
-            return 2 * self.latent_rank + self.rope_dim
+            return 2 * self.latent_rank + self._rope_width
         return self.key_dim + self.value_dim
 
     def decode_flop(self, rows: int) -> int:
@@ -198,7 +208,7 @@ class LayerSpec:
         h, hv = self.key_dim, self.value_dim
         match self.kind:
             case "latent":
-                down = d_model * (self.kv_heads * self.latent_rank + self.rope_dim)
+                down = d_model * (self.kv_heads * self.latent_rank + self._rope_width)
                 up = self.latent_rank * self.query_heads * (h - self.rope_dim + hv)
                 return down + up
             case "tied":

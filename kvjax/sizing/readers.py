@@ -39,7 +39,8 @@ def load(source: ConfigSource) -> ModelSpec:
         )
     fields = Fields(part.config, model_type, nested=part.nested)
     spec = READERS[model_type].read(fields)
-    return replace(spec, model_type=outer, weights=count_weights(fields, spec, tied, own_sizes))
+    weights = spec.weights or count_weights(fields, spec, tied, own_sizes)
+    return replace(spec, model_type=outer, weights=weights)
 
 
 def _known(model_type: object) -> str:

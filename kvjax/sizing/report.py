@@ -83,6 +83,8 @@ def _layer(layer: LayerSpec, count: int) -> dict[str, Any]:
     """What a kind of layer keeps; fields that do not apply to it are left out."""
     figures = {name: value for name, value in asdict(layer).items() if value not in (0, None, ())}
     figures.pop("hf", None)
+    if layer.rope_heads == 1:
+        del figures["rope_heads"]
     if layer.kind != "state":
         figures["window"] = layer.window
     return {"count": count, **figures}

@@ -238,6 +238,7 @@ class ModelSpec:
                 kv_heads=layer.query_heads,
                 latent_rank=0,
                 rope_dim=0,
+                rope_heads=1,
                 hf=None,
             )
             if layer.kind == "latent"
@@ -342,7 +343,7 @@ class ModelSpec:
         kept = self.layers[producer]
         for name in (
             *("kind", "kv_heads", "key_dim", "value_dim", "latent_rank", "rope_dim"),
-            *("window", "chunk"),
+            *("rope_heads", "window", "chunk"),
         ):
             if getattr(layer, name) != getattr(kept, name):
                 raise ValueError(

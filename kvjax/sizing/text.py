@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 # How a layer with records is described, by its kind.
 _RECORDS = {
     "attention": "{query_heads} query heads, {kv_heads} KV heads of {key_dim} + {value_dim}",
-    "latent": "{query_heads} query heads, {kv_heads} latent of {latent_rank}, rope key {rope_dim}",
+    "latent": "{query_heads} query heads, {kv_heads} latent of {latent_rank}, rope key {rope}",
     "tied": "{query_heads} query heads, {kv_heads} KV heads of {key_dim}, K and V the same",
     "factors": "{query_heads} query heads, {key_rank} + {value_rank} factors of {key_dim}",
 }
@@ -127,7 +127,9 @@ def describe(layer: dict[str, Any]) -> str:
     if layer["kind"] == "state":
         says = "without records"
     else:
-        says = _RECORDS[layer["kind"]].format(**{"rope_dim": 0, **layer})
+        times = f"{layer['rope_heads']} × " if "rope_heads" in layer else ""
+        rope = f"{times}{layer.get('rope_dim', 0)}"
+        says = _RECORDS[layer["kind"]].format(**layer, rope=rope)
     if layer.get("cross"):
         says += ", of the source"
     if layer.get("window"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -11,7 +11,12 @@ from kvjax.convert.mla.lowrank import Factors, relative_error
 
 
 class Way(Protocol):
-    """A way to convert: which channels stay rotated, and how the others are factored."""
+    """A way to convert: which channels stay rotated, and how the others are factored.
+
+    A dataclass, whose fields are its settings.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def name(self) -> str:
@@ -41,31 +46,39 @@ class Way(Protocol):
         ...
 
 
+class Losses(NamedTuple):
+    """How near latent attention of a layer is to what it was made of.
+
+    Attributes:
+      key_error, value_error: of unrotated keys and of values, by `relative_error`.
+      rope_energy: share of the keys' mean square that stays rotated, biases included.
+    """
+
+    key_error: float
+    value_error: float
+    rope_energy: float
+
+
 class Latent(NamedTuple):
-    """Latent attention of one layer, and how near it is to what it was made of.
+    """Latent attention of one layer.
 
     Attributes:
       q: (N, H' + R, D + 1); the last column, here and below, is the bias.
       down: (L + J R, D + 1), to latent and rope keys; of all rope keys the first halves come first.
       k_up, v_up: (N, H', L) and (N, L, HV).
-      pairs: of each pair of rope channels, which frequency it has.
       value_bias: (N, HV), what is added to every head's output.
-      key_error, value_error: of unrotated keys and of values, by `relative_error`.
-      rope_energy: share of the keys' mean square that stays rotated, biases included.
+      losses: of the conversion.
     """
 
     q: np.ndarray
     down: np.ndarray
     k_up: np.ndarray
     v_up: np.ndarray
-    pairs: tuple[int, ...]
     value_bias: np.ndarray
-    key_error: float
-    value_error: float
-    rope_energy: float
+    losses: Losses
 
 
-def to_latent(heads: Heads, way: Way, rank: int, rope_dim: int, moment: np.ndarray) -> Latent:
+def to_latent(heads: Heads, way: Way, basis: Basis, rank: int, moment: np.ndarray) -> Latent:
     """Convert one layer.
 
     Three kinds of biases need no latent. Those of unrotated keys add the same to all scores of a
@@ -76,11 +89,10 @@ def to_latent(heads: Heads, way: Way, rank: int, rope_dim: int, moment: np.ndarr
     Args:
       heads: the projections.
       way: `TransMla` or `Mha2Mla`.
+      basis: the way's, of these heads.
       rank: L.
-      rope_dim: R, channels of each rope key.
       moment: (D + 1, D + 1), the mean of (x, 1) (x, 1)^T over tokens.
     """
-    basis = way.basis(heads, rope_dim, moment)
     without_bias = moment[:-1, :-1]
     kv_heads, value_dim, _ = heads.v.shape
     keys = basis.nope_keys(heads)[:, :-1]
@@ -93,11 +105,12 @@ def to_latent(heads: Heads, way: Way, rank: int, rope_dim: int, moment: np.ndarr
         down=np.concatenate([np.pad(factors.down, ((0, 0), (0, 1))), rope]),
         k_up=np.repeat(basis.head_keys(factors.key_up), heads.group, axis=0),
         v_up=np.repeat(v_up, heads.group, axis=0),
-        pairs=tuple(basis.pairs.reshape(-1).tolist()),
         value_bias=np.repeat(heads.v[..., -1], heads.group, axis=0),
-        key_error=relative_error(keys, factors.key_up @ factors.down, without_bias),
-        value_error=relative_error(values, factors.value_up @ factors.down, without_bias),
-        rope_energy=_energy(rope, moment) / _energy(heads.k, moment),
+        losses=Losses(
+            relative_error(keys, factors.key_up @ factors.down, without_bias),
+            relative_error(values, factors.value_up @ factors.down, without_bias),
+            _energy(rope, moment) / _energy(heads.k, moment),
+        ),
     )
 
 

@@ -7,6 +7,7 @@ takes where one is absent or null, and the kinds of its layers.
 
 from kvjax.sizing.families import (
     bert,
+    converted,
     encoder_decoder,
     gemma,
     gpt,
@@ -38,6 +39,7 @@ READERS: dict[str, Reader] = {
     **multimodal.FAMILIES,
     **remote.FAMILIES,
 }
+READERS[converted.MODEL_TYPE] = converted.Converted(READERS)
 
 WRAPPERS = wrappers.WRAPPERS
 

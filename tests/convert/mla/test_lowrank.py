@@ -5,7 +5,7 @@ import pytest
 
 from kvjax.convert.mla.lowrank import balanced, joint, relative_error, split
 
-D = 256
+D = 128
 
 
 def weights(keys=96, values=64, width=D):
@@ -23,8 +23,8 @@ def errors(factors, keys, values, moment):
 
 
 def test_balance_saves_the_smaller_of_the_two():
-    keys, values = weights(256, 128, 512)
-    moment = np.eye(512)
+    keys, values = weights(192, 96, 384)
+    moment = np.eye(384)
     unbalanced = errors(joint(keys, values, 64), keys, values, moment)
     found = errors(balanced(keys, values, 64, moment), keys, values, moment)
     assert unbalanced[1] > 0.9
