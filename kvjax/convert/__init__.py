@@ -2,12 +2,13 @@
 
 from kvjax.convert.compare import Comparison
 from kvjax.convert.gqa import to_gqa, to_mha
-from kvjax.convert.mla import Mha2Mla, MlaReport, TransMla, mla_ranks, to_mla
+from kvjax.convert.mla import WAYS, Mha2Mla, MlaReport, TransMla, mla_ranks, to_mla
 from kvjax.convert.pool import METHODS, check_kv_heads, pool_heads, tensor_rng
 from kvjax.convert.report import ConversionReport
 
 __all__ = [
     "METHODS",
+    "WAYS",
     "Comparison",
     "ConversionReport",
     "Mha2Mla",

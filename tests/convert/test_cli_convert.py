@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvjax import cli
-from kvjax.convert import to_gqa
+from kvjax.convert import to_gqa, to_mla
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,7 +75,78 @@ def test_help_shows_an_example():
 
 def test_defaults_are_those_of_the_library():
     command = inspect.signature(cli.convert).parameters
-    library = inspect.signature(to_gqa).parameters
-    shared = library.keys() & command.keys() - {"kv_heads"}
-    assert shared == {"method", "seed", "allow_kvjax_only", "evaluate_on", "evaluate_tokens"}
-    assert all(command[name].default == library[name].default for name in shared)
+    of_mla = {"model_type", "seed", "calibrate_on", "calibrate_tokens"}
+    for function, own in (
+        (to_gqa, {"method", "seed", "allow_kvjax_only"}),
+        (to_mla, of_mla | {"way"}),
+    ):
+        library = inspect.signature(function).parameters
+        shared = library.keys() & command.keys() - {"kv_heads", "latent_rank", "rope_dim"}
+        assert shared == {"evaluate_on", "evaluate_tokens"} | own
+        # Ways are named on the command line.
+        defaults = {
+            name: getattr(library[name].default, "name", library[name].default) for name in shared
+        }
+        assert {name: command[name].default for name in shared} == defaults
+
+
+MLA = ("--to", "mla", "--calibrate-tokens", 64, "--evaluate-tokens", 32)
+
+
+def test_a_table_of_ranks_makes_no_directory(golden, tmp_path):
+    command = ["convert", golden / "llama_gqa_tied", *MLA, "--rope-dim", 16]
+    command += ["--latent-rank", "24,12"]
+    done = CliRunner().invoke(cli.app, [str(part) for part in command])
+    assert done.exit_code == 0, done.output
+    table = [line.replace("│", " ").split() for line in done.stdout.splitlines()]
+    rows = [row for row in table if row[:1] in (["24"], ["12"])]
+    assert [row[:2] for row in rows] == [["24", "160"], ["12", "112"]]
+    assert float(rows[0][4]) < float(rows[1][4])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_with_latents(run, tmp_path):
+    given = ("--latent-rank", 20, "--rope-dim", 8, "--way", "mha2mla", "--select", "high")
+    done = run("llama_gqa_tied", *MLA, *given, "--json")
+    assert done.exit_code == 0, done.output
+    figures = json.loads(done.stdout)
+    assert figures["settings"] == {"select": "high", "svd": "joint"}
+    assert (figures["latent_rank"], figures["rope_heads"], figures["rope_dim"]) == (20, 2, 8)
+    assert figures["comparison"]["tokens"] == 32
+    assert json.loads((tmp_path / "dst" / "config.json").read_text())["kv_lora_rank"] == 20
+
+
+BAD = {
+    "heads of mla": ((*MLA, "--kv-heads", 1), "kv_heads: got 1; accepted with --to gqa alone"),
+    "ranks of gqa": (("--latent-rank", 8), "latent_rank: got '8'; accepted with --to mla alone"),
+    "no rank": ((*MLA, "--rope-dim", 8), "latent_rank: absent; needed with --to mla"),
+    "no heads": ((), "kv_heads: absent; needed with --to gqa"),
+    "several": (
+        (*MLA, "--rope-dim", 8, "--latent-rank", "8,9"),
+        "latent_rank: got 2 of them; accepted: one for a directory to make, or several without "
+        "DST, for a report",
+    ),
+    "no number": (
+        (*MLA, "--rope-dim", 8, "--latent-rank", "8,half"),
+        "latent_rank: got '8,half'; accepted: whole numbers, as in 192,128",
+    ),
+    "of another way": (
+        (*MLA, "--rope-dim", 8, "--latent-rank", 8, "--svd", "split"),
+        "svd: got 'split'; accepted with --way mha2mla alone",
+    ),
+    "way": ((*MLA, "--rope-dim", 8, "--latent-rank", 8, "--way", "x"), "way: got 'x'; accepted: "),
+    "to": (("--to", "gta"), "to: got 'gta'; accepted: gqa, mla"),
+    "as": (
+        (*MLA, "--rope-dim", 8, "--latent-rank", 8, "--as", "deepseek_v3"),
+        "model_type: got 'deepseek_v3'; accepted: kvjax_mla. Classes of other libraries, such as "
+        "deepseek_v3, always norm the latent",
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "message"), BAD.values(), ids=BAD)
+def test_options_that_do_not_fit(given, message, run, tmp_path):
+    done = run("llama_gqa_tied", *given)
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1].startswith(f"kvjax: {message}")
+    assert not list(tmp_path.iterdir())

@@ -5,4 +5,6 @@ from kvjax.convert.mla.mha2mla import Mha2Mla
 from kvjax.convert.mla.report import MlaReport
 from kvjax.convert.mla.transmla import TransMla
 
-__all__ = ["Mha2Mla", "MlaReport", "TransMla", "mla_ranks", "to_mla"]
+WAYS: dict[str, type[TransMla] | type[Mha2Mla]] = {way.name: way for way in (TransMla, Mha2Mla)}
+
+__all__ = ["WAYS", "Mha2Mla", "MlaReport", "TransMla", "mla_ranks", "to_mla"]

@@ -81,18 +81,13 @@ def to_mla(
       FileNotFoundError: src_dir, one of its shards or a file of tokens is not there.
       ValueError: naming the field, tensor or argument that does not fit.
     """
-    if model_type != kvjax_mla.MODEL_TYPE:
-        raise ValueError(
-            f"model_type: got {model_type!r}; accepted: {kvjax_mla.MODEL_TYPE}. Classes of other "
-            "libraries, such as deepseek_v3, always norm the latent and rotate all frequencies "
-            "once, so that no such directory would be the function that was converted"
-        )
     require_free(Path(dst_dir).resolve())
     reports = _convert(
         src_dir,
         [(latent_rank, Path(dst_dir))],
         rope_dim,
         way,
+        model_type=model_type,
         seed=seed,
         calibrate_on=calibrate_on,
         calibrate_tokens=calibrate_tokens,
@@ -109,6 +104,7 @@ def mla_ranks(
     rope_dim: int,
     way: Way = _DEFAULT,
     *,
+    model_type: str = kvjax_mla.MODEL_TYPE,
     seed: int = 0,
     calibrate_on: Tokens = None,
     calibrate_tokens: int = 4096,
@@ -126,6 +122,7 @@ def mla_ranks(
             [(rank, Path(work, str(rank))) for rank in latent_ranks],
             rope_dim,
             way,
+            model_type=model_type,
             seed=seed,
             calibrate_on=calibrate_on,
             calibrate_tokens=calibrate_tokens,
@@ -142,6 +139,7 @@ def _convert(
     rope_dim: int,
     way: Way,
     *,
+    model_type: str,
     seed: int,
     calibrate_on: Tokens,
     calibrate_tokens: int,
@@ -150,6 +148,12 @@ def _convert(
     on_progress: Progress,
 ) -> Iterator[MlaReport]:
     """A report for each rank and directory, as soon as that is written."""
+    if model_type != kvjax_mla.MODEL_TYPE:
+        raise ValueError(
+            f"model_type: got {model_type!r}; accepted: {kvjax_mla.MODEL_TYPE}. Classes of other "
+            "libraries, such as deepseek_v3, always norm the latent and have each frequency "
+            "once, so that no such directory would be the function that was converted"
+        )
     checkpoint, source = read(src_dir)
     for rank, _ in targets:
         _check(source, rank, rope_dim, way)
