@@ -242,13 +242,15 @@ class LatentAttention(nnx.Module):
 
     def expand(self, record: Record) -> Record:
         """What `record` gives -> keys (B, N, T, H + R) and values (B, N, T, HV)."""
-        # Of each latent the heads that read it.
+        # Of each latent the heads that read it. Keys may have no channel that is not rotated.
+        heads, latents = self.config.query_heads, self.config.latents
         k_up, v_up = (
-            up[...].reshape(self.config.latents, -1, *up.shape[1:]) for up in (self.k_up, self.v_up)
+            up[...].reshape(latents, heads // latents, *up.shape[1:])
+            for up in (self.k_up, self.v_up)
         )
         k = jnp.einsum("bjtl,jghl->bjgth", record.v, k_up)
         v = jnp.einsum("bjtl,jglv->bjgtv", record.v, v_up)
-        k, v = (part.reshape(len(part), -1, *part.shape[3:]) for part in (k, v))
+        k, v = (part.reshape(len(part), heads, *part.shape[3:]) for part in (k, v))
         k_rope = jnp.swapaxes(self._own_rope_head(jnp.swapaxes(record.k, 1, 2)), 1, 2)
         return Record(jnp.concatenate([k, k_rope], axis=-1), v)
 
