@@ -11,6 +11,7 @@ from kvjax.train.config import UptrainConfig
 
 # The cosine ends at this share of the peak, as in Llama 2 (arXiv:2307.09288, section 2.2).
 FINAL_SHARE = 0.1
+_PROJECTIONS = (".kernel", ".k_up", ".v_up")  # the last two: from latents to heads
 
 
 def learning_rate(config: UptrainConfig) -> optax.Schedule:
@@ -40,11 +41,11 @@ def build_optimizer(config: UptrainConfig) -> optax.GradientTransformation:
 
 
 def decayed(model: Decoder) -> Decoder:
-    """True for what weight decay shrinks: the kernels, that is, all matrices but embeddings.
+    """True for what weight decay shrinks: projections, that is, all matrices but embeddings.
 
     Norm scales and biases are left alone, and so are embeddings, as in OLMo 2 (arXiv:2501.00656): a
     short run rarely or never sees most tokens, and would only shrink their rows.
     """
     return jax.tree_util.tree_map_with_path(
-        lambda keys, _: path_name(keys).endswith(".kernel"), model
+        lambda keys, _: path_name(keys).endswith(_PROJECTIONS), model
     )
