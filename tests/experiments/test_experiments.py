@@ -85,7 +85,10 @@ def test_what_is_on_the_front(load):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["attention_sinks", "codec_divergence", "eviction", "kivi_asymmetry", "needle", "pareto"],
+    [
+        *("attention_sinks", "codec_divergence", "eviction", "kivi_asymmetry"),
+        *("mla_conversion", "needle", "pareto"),
+    ],
 )
 def test_all_of_the_code_runs(load, name, tmp_path):
     arguments = ["--quick", "--model", str(MODEL), "--out", str(tmp_path)]
