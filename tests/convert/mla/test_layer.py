@@ -180,6 +180,14 @@ def test_folded_frequencies_collect_more_energy():
     assert shares[0] + 0.05 < shares[2]
 
 
+def test_a_folded_slot_turns_as_fast_as_most_of_it():
+    """Of each two frequencies that are mixed, the keys have much more of the second."""
+    h, (_, moment) = heads(2), inputs()
+    h.k[:, [0, 2, 4, 6]] *= 0.1
+    _, pairs = to_latent(h, TransMla(2), 4, 4, moment)
+    assert sorted(pairs) == [1, 3]
+
+
 @pytest.mark.parametrize(
     ("select", "pairs"),
     [("high", [0, 1]), ("low", [2, 3]), ("uniform", [0, 2])],
