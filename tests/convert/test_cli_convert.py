@@ -102,6 +102,7 @@ def test_a_table_of_ranks_makes_no_directory(golden, tmp_path):
     rows = [row for row in table if row[:1] in (["24"], ["12"])]
     assert [row[:2] for row in rows] == [["24", "160"], ["12", "112"]]
     assert float(rows[0][4]) < float(rows[1][4])
+    assert [row[-1] for row in rows] == ["no" if float(row[4]) >= 1 else "yes" for row in rows]
     assert not list(tmp_path.iterdir())
 
 

@@ -8,6 +8,11 @@ from typing import Any
 
 from kvjax.convert.compare import Comparison
 
+# Nats. SmolLM2 writes readable text at less, and loops or fails at more, before any training
+# (`docs/mla_conversion.md`); what training brings back is not in it.
+USABLE_KL = 1.0
+_YES_OR_NO = {None: "", True: "yes", False: "no"}
+
 
 @dataclass(frozen=True)
 class MlaReport:
@@ -47,9 +52,14 @@ class MlaReport:
     parameters_after: int
     comparison: Comparison | None
 
+    @property
+    def usable(self) -> bool | None:
+        """Whether the model can be used untrained: KL under `USABLE_KL`; None if not compared."""
+        return None if self.comparison is None else self.comparison.kl < USABLE_KL
+
     def figures(self) -> dict[str, Any]:
         """All of it as plain data, for JSON."""
-        return asdict(self)
+        return {**asdict(self), "usable": self.usable}
 
     def rows(self) -> Iterator[tuple[str, str]]:
         """Name and value of each figure, for a table."""
@@ -68,9 +78,10 @@ class MlaReport:
         yield "error of values", f"{self.value_error:.2%}"
         if self.comparison is not None:
             yield from self.comparison.rows()
+            yield "usable untrained", _YES_OR_NO[self.usable]
 
     # Headings of `columns`.
-    COLUMNS = ("B/token, bf16", "key error", "value error", "KL, nats", "loss, nats")
+    COLUMNS = ("B/token, bf16", "key error", "value error", "KL, nats", "loss, nats", "usable")
 
     def columns(self) -> tuple[str, ...]:
         """The rank and the figures that depend on it, for a table of several ranks."""
@@ -83,4 +94,5 @@ class MlaReport:
             f"{self.value_error:.2%}",
             "" if compared is None else f"{compared.kl:.4g}",
             "" if loss is None else f"{loss:.4f}",
+            _YES_OR_NO[self.usable],
         )
