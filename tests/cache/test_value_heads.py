@@ -33,7 +33,13 @@ CASES = [
     ("dense", SMALL),
     ("pages", SMALL),
 ]
-every_cache = pytest.mark.parametrize(("layout", "codec"), CASES, ids=str)
+# Each layout, and each way to keep scales.
+QUICK = [("dense", "fp8_e4m3_head"), ("pages", "int8"), ("ring", "bf16"), ("dense", SMALL)]
+every_cache = pytest.mark.parametrize(
+    ("layout", "codec"),
+    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES],
+    ids=str,
+)
 append = jax.jit(lambda cache, record, count: cache.append(record, count))
 
 

@@ -126,8 +126,20 @@ def in_steps(module, config, sizes, layout="dense", codec="f32"):
     return np.concatenate(outs, axis=1)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("sizes", [(TOKENS,), (1,) * TOKENS, (4, 1, 4)], ids=str)
+UNEVEN = (4, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        pytest.param(
+            name, sizes, marks=() if name == "plain" or sizes == UNEVEN else pytest.mark.slow
+        )
+        for name in CONFIGS
+        for sizes in ((TOKENS,), (1,) * TOKENS, UNEVEN)
+    ],
+    ids=str,
+)
 def test_it_is_what_the_equations_say(name, sizes):
     """Over a cache, absorbed; and alone, as heads."""
     module = build(CONFIGS[name])

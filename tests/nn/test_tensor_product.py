@@ -125,8 +125,14 @@ def test_it_is_what_the_equations_say(name):
         np.testing.assert_allclose(in_steps(module, sizes), want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("query_rank", [None, HEADS])
+@pytest.mark.parametrize(
+    ("kv_heads", "query_rank"),
+    [
+        pytest.param(kv_heads, rank, marks=pytest.mark.slow if rank and kv_heads != 2 else ())
+        for kv_heads in (1, 2, 4)
+        for rank in (None, HEADS)
+    ],
+)
 def test_with_fixed_heads_it_is_mqa_gqa_or_mha(kv_heads, query_rank):
     """Factors over heads that are constants make `Attention` of it, with the same matrices."""
     twin = build(AttentionConfig(D_MODEL, HEADS, kv_heads, DIM, DIM, rope=BASE.rope))

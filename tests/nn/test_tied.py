@@ -25,6 +25,8 @@ CONFIGS = {
     "narrow rope": replace(BASE, rope=Rope(2, theta=50.0)),
     "window and scale": replace(BASE, window=3, scale=0.9),
 }
+# Which `Attention` is compared with, too.
+TWINNED = ("as many heads as queries",)
 X = np.random.default_rng(0).normal(size=(BATCH, TOKENS, D_MODEL)).astype(np.float32)
 POSITIONS = np.broadcast_to(np.arange(TOKENS, dtype=np.int32), (BATCH, TOKENS))
 
@@ -97,7 +99,10 @@ def in_steps(module, sizes, layout="dense", codec="f32"):
     return np.concatenate(outs, axis=1)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in TWINNED else ()) for name in CONFIGS],
+)
 def test_it_is_what_the_equations_say(name):
     """Alone, and over a cache in one step, in uneven ones and token by token."""
     module = build(CONFIGS[name])
