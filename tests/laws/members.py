@@ -286,12 +286,12 @@ class Axes(NamedTuple):
 
 
 def kind_of_record(record: str) -> str:
-    """To a cache, norms and soft caps leave what GQA leaves, and several latents what ties do.
+    """To a cache, norms and soft caps leave what GQA leaves, and windows change no latent.
 
-    Windows change no latent.
+    Ties, factors and several latents are alike: keys and values have heads of their own numbers.
     """
-    if record == "several latents":
-        return "tied"
+    if record in ("several latents", "tied", "factors"):
+        return "uneven"
     if record.startswith(("norm", "capped")):
         return "gqa"
     return "latent" if record.endswith("latent") else record
