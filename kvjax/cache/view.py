@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from kvjax.cache.protocol import Block, LayerCache
 
 
 @dataclass(frozen=True)
-class View:
+class View(ABC):
     """A cache whose blocks attention gets by way of `read`; of any layout and codec."""
 
     cache: LayerCache
@@ -38,9 +39,9 @@ class View:
         """None: records are read block by block."""
         return None
 
+    @abstractmethod
     def read(self, block: Block) -> Block:
         """A block of records as queries see it."""
-        raise NotImplementedError
 
 
 def with_rope_keys(block: Block, width: int) -> Block:

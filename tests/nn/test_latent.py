@@ -2,16 +2,13 @@
 
 from dataclasses import replace
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
+from nn.small import BATCH, D_MODEL, POSITIONS, TOKENS, X, build, in_steps
 
 from kvjax.cache import Latents, Paged, SinkRing, init_layer_cache
 from kvjax.nn import LatentAttentionConfig, NormConfig, Rope
 
-BATCH, TOKENS, D_MODEL = 2, 9, 16
 BASE = LatentAttentionConfig(
     d_model=D_MODEL,
     query_heads=4,
@@ -36,18 +33,6 @@ CONFIGS = {
     ),
     "window and scale": replace(BASE, window=3, scale=0.9, norm=NormConfig(eps=0.1)),
 }
-X = np.random.default_rng(0).normal(size=(BATCH, TOKENS, D_MODEL)).astype(np.float32)
-POSITIONS = np.broadcast_to(np.arange(TOKENS, dtype=np.int32), (BATCH, TOKENS))
-
-
-def build(config):
-    """A module whose parameters are drawn alike, so that no bias and no norm is idle."""
-    module = config.build(jnp.float32, nnx.Rngs(0))
-    leaves, treedef = jax.tree.flatten(module)
-    rng = np.random.default_rng(1)
-    return jax.tree.unflatten(
-        treedef, [rng.normal(0, 0.3, leaf.shape).astype(np.float32) for leaf in leaves]
-    )
 
 
 def by_the_equations(module, x):
@@ -103,29 +88,6 @@ def by_the_equations(module, x):
     return linear(module.o, out.reshape(BATCH, TOKENS, -1))
 
 
-def in_steps(module, config, sizes, layout="dense", codec="f32"):
-    """Outputs of all tokens, taken so many at a time over a cache."""
-    cache = init_layer_cache(
-        BATCH,
-        TOKENS,
-        kv_heads=config.kv_heads,
-        value_heads=config.value_heads,
-        key_dim=config.key_dim,
-        value_dim=config.value_dim,
-        window=config.span,
-        layout=layout,
-        codec=codec,
-    )
-    run = jax.jit(lambda *arguments: module(*arguments))
-    outs, start = [], 0
-    for size in sizes:
-        part = slice(start, start + size)
-        y, cache = run(X[:, part], POSITIONS[:, part], cache)
-        outs.append(y)
-        start += size
-    return np.concatenate(outs, axis=1)
-
-
 UNEVEN = (4, 1, 4)
 
 
@@ -146,7 +108,7 @@ def test_it_is_what_the_equations_say(name, sizes):
     want = by_the_equations(module, X)
     alone, _ = module(X, POSITIONS)
     np.testing.assert_allclose(alone, want, rtol=1e-5, atol=1e-5)
-    cached = in_steps(module, CONFIGS[name], sizes)
+    cached = in_steps(module, sizes)
     np.testing.assert_allclose(cached, want, rtol=1e-5, atol=1e-5)
 
 
@@ -177,7 +139,7 @@ def test_several_latents_that_are_the_same_are_one():
     several.q.kernel[...], several.o.kernel[...] = one.q.kernel[...], one.o.kernel[...]
     want, _ = one(X, POSITIONS)
     np.testing.assert_allclose(several(X, POSITIONS)[0], want, rtol=1e-5, atol=1e-5)
-    cached = in_steps(several, several.config, (4, 1, 4))
+    cached = in_steps(several, (4, 1, 4))
     np.testing.assert_allclose(cached, want, rtol=1e-5, atol=1e-5)
 
 
@@ -202,8 +164,8 @@ def test_one_token_reads_the_cache_in_place(layout):
 def test_a_ring_hides_among_new_tokens_what_it_drops():
     """Many tokens at once see no more of each other than one at a time would."""
     module, layout = build(BASE), SinkRing(1, 3)
-    at_once = in_steps(module, BASE, (TOKENS,), layout)
-    one_by_one = in_steps(module, BASE, (1,) * TOKENS, layout)
+    at_once = in_steps(module, (TOKENS,), layout)
+    one_by_one = in_steps(module, (1,) * TOKENS, layout)
     np.testing.assert_allclose(at_once, one_by_one, rtol=1e-5, atol=1e-5)
 
 

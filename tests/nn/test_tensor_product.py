@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
+from nn.small import BATCH, D_MODEL, POSITIONS, TOKENS, X, build, empty, in_steps
 
-from kvjax.cache import Factors, Paged, SinkRing, init_layer_cache
+from kvjax.cache import Factors, Paged, SinkRing
 from kvjax.nn import AttentionConfig, Rope, TensorProductAttentionConfig, fixed_heads
 from kvjax.nn.tensor_product import side_by_side
 from kvjax.ops import attend
 
-BATCH, TOKENS, D_MODEL, HEADS, DIM = 2, 9, 16, 4, 8
+HEADS, DIM = 4, 8
 BASE = TensorProductAttentionConfig(
     d_model=D_MODEL,
     query_heads=HEADS,
@@ -32,18 +32,6 @@ CONFIGS = {
     "factors over heads that are parameters": replace(BASE, contextual=False),
     "window, scale and no rope": replace(BASE, window=3, scale=0.9, rope=None),
 }
-X = np.random.default_rng(0).normal(size=(BATCH, TOKENS, D_MODEL)).astype(np.float32)
-POSITIONS = np.broadcast_to(np.arange(TOKENS, dtype=np.int32), (BATCH, TOKENS))
-
-
-def build(config):
-    """A module whose parameters are drawn alike."""
-    module = config.build(jnp.float32, nnx.Rngs(0))
-    leaves, treedef = jax.tree.flatten(module)
-    rng = np.random.default_rng(1)
-    return jax.tree.unflatten(
-        treedef, [rng.normal(0, 0.3, leaf.shape).astype(np.float32) for leaf in leaves]
-    )
 
 
 def by_the_equations(module, x):
@@ -85,33 +73,6 @@ def by_the_equations(module, x):
     weights = np.where(seen, np.exp(scores), 0)
     out = np.einsum("bnqk,bknh->bqnh", weights / weights.sum(-1, keepdims=True), v)
     return out.reshape(BATCH, TOKENS, -1) @ matrix(module.o.kernel)
-
-
-def empty(config, layout="dense", codec="f32"):
-    return init_layer_cache(
-        BATCH,
-        TOKENS,
-        kv_heads=config.kv_heads,
-        value_heads=config.value_heads,
-        key_dim=config.key_dim,
-        value_dim=config.value_dim,
-        window=config.span,
-        layout=layout,
-        codec=codec,
-    )
-
-
-def in_steps(module, sizes, layout="dense", codec="f32"):
-    """Outputs of all tokens, taken so many at a time over a cache."""
-    cache = empty(module.config, layout, codec)
-    run = jax.jit(lambda *arguments: module(*arguments))
-    outs, start = [], 0
-    for size in sizes:
-        part = slice(start, start + size)
-        y, cache = run(X[:, part], POSITIONS[:, part], cache)
-        outs.append(y)
-        start += size
-    return np.concatenate(outs, axis=1)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

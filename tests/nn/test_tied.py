@@ -5,16 +5,15 @@ The equations are written out over the module's own matrices.
 
 from dataclasses import replace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from nn.small import BATCH, D_MODEL, POSITIONS, TOKENS, X, build, in_steps
 
 from kvjax.cache import Paged, SinkRing, init_layer_cache
 from kvjax.nn import AttentionConfig, Rope, TiedAttentionConfig
 
-BATCH, TOKENS, D_MODEL = 2, 9, 16
 BASE = TiedAttentionConfig(
     d_model=D_MODEL, query_heads=4, tied_heads=2, head_dim=8, rope=Rope(4, theta=50.0)
 )
@@ -27,18 +26,6 @@ CONFIGS = {
 }
 # Which `Attention` is compared with, too.
 TWINNED = ("as many heads as queries",)
-X = np.random.default_rng(0).normal(size=(BATCH, TOKENS, D_MODEL)).astype(np.float32)
-POSITIONS = np.broadcast_to(np.arange(TOKENS, dtype=np.int32), (BATCH, TOKENS))
-
-
-def build(config):
-    """A module whose parameters are drawn alike, so that no bias is idle."""
-    module = config.build(jnp.float32, nnx.Rngs(0))
-    leaves, treedef = jax.tree.flatten(module)
-    rng = np.random.default_rng(1)
-    return jax.tree.unflatten(
-        treedef, [rng.normal(0, 0.3, leaf.shape).astype(np.float32) for leaf in leaves]
-    )
 
 
 def by_the_equations(module, x):
@@ -73,30 +60,6 @@ def by_the_equations(module, x):
         weights = np.where(seen, np.exp(scores), 0)
         out[:, :, head] = weights / weights.sum(-1, keepdims=True) @ state
     return linear(module.o, out.reshape(BATCH, TOKENS, -1))
-
-
-def in_steps(module, sizes, layout="dense", codec="f32"):
-    """Outputs of all tokens, taken so many at a time over a cache."""
-    c = module.config
-    cache = init_layer_cache(
-        BATCH,
-        TOKENS,
-        kv_heads=c.kv_heads,
-        value_heads=c.value_heads,
-        key_dim=c.key_dim,
-        value_dim=c.value_dim,
-        window=c.span,
-        layout=layout,
-        codec=codec,
-    )
-    run = jax.jit(lambda *arguments: module(*arguments))
-    outs, start = [], 0
-    for size in sizes:
-        part = slice(start, start + size)
-        y, cache = run(X[:, part], POSITIONS[:, part], cache)
-        outs.append(y)
-        start += size
-    return np.concatenate(outs, axis=1)
 
 
 @pytest.mark.parametrize(
