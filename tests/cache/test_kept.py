@@ -1,11 +1,13 @@
 """The kept cache by itself: gathering, appending, blocks, rollback, beams, bytes."""
 
 from dataclasses import replace
+from itertools import product
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quick import rest_slow
 
 from kvjax import sizing
 from kvjax.cache import (
@@ -101,8 +103,16 @@ def positions_of(cache):
     return np.asarray(cache.layout.held(jnp.asarray(slots), cache.n[:, None]))[:, None]
 
 
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "codec"),
+    rest_slow(
+        product(LAYOUTS, CODECS),
+        [
+            *(("dense", "f32"), ("dense", "fp8_e4m3_head"), ("dense", "int4")),
+            *(("pages", "fp8_e4m3_token"), ("pages", "int4"), ("sinks", "int8"), ("ring", "bf16")),
+        ],
+    ),
+)
 def test_what_is_named_is_kept_bit_for_bit(layout, codec):
     cache = filled(LAYOUTS[layout], codec)
     indices = np.where(cache.capacity > INDICES, INDICES, -1)
@@ -202,7 +212,9 @@ def test_beams():
     assert len(got) == sum(2 if at[0] else 1 for at in held)
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(
+    "codec", rest_slow(CODECS, ["f32", "fp8_e4m3_head", "fp8_e4m3_token", "int4"])
+)
 @pytest.mark.parametrize("heads", [1, HEADS])
 def test_memory_is_that_of_the_kept_slots(codec, heads):
     """Records, positions, counts, lengths and constants as sizing says."""

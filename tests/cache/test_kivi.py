@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cache.kivi_rows import SMALL, append, assert_same, draw, empty, fill, live, tokens_of
+from quick import rest_slow
 
 from kvjax import sizing
 from kvjax.cache import (
@@ -86,7 +87,14 @@ def long_at_once() -> tuple[Record, KiviCache]:
     return record, fill(empty("kivi2", 2, 513, 1, 32), record, LONG, [513])
 
 
-@pytest.mark.parametrize("splits", [(1,), (64,), (129, 1, 1, 33), (7, 200)], ids=str)
+@pytest.mark.parametrize(
+    "splits",
+    [
+        [129, 1, 1, 33],
+        *(pytest.param(splits, marks=pytest.mark.slow) for splits in ([1], [64], [7, 200])),
+    ],
+    ids=str,
+)
 def test_a_text_leaves_the_same_codes_whatever_its_steps(splits):
     record, at_once = long_at_once()
     streamed = fill(empty("kivi2", 2, 513, 1, 32), record, LONG, splits)
@@ -110,7 +118,7 @@ def test_rows_that_start_ragged():
             assert not both.leaves[name][row, :, found[name].shape[1] :].any()
 
 
-@pytest.mark.parametrize("codec", [SMALL, Kivi(2, 8, 8)], ids=str)
+@pytest.mark.parametrize("codec", rest_slow([SMALL, Kivi(2, 8, 8)], [SMALL]), ids=str)
 def test_the_residual_never_holds_more_than_its_slots(codec):
     """Between R - G + 1 and R exact tokens from R on; and codes stay what they were."""
     record, cache, before = draw(1, 1, 40, 8), empty(codec, 1, 40, 1), None
@@ -141,9 +149,10 @@ def test_one_group_as_residual():
         # Row 1 stays empty beside row 0.
         new = Record(*(x[:, :, i : i + 1] for x in record))
         streamed = append(streamed, new, np.array([1, 0]))
-        held = live(streamed, 0)
-        assert held["k_exact"].shape[1] + 32 * held["k"].shape[1] == i + 1
-        assert held["k_exact"].shape[1] <= 32
+        if i in (32, 62, 63, 64, 71):  # about where a group is whole
+            held = live(streamed, 0)
+            assert held["k_exact"].shape[1] + 32 * held["k"].shape[1] == i + 1
+            assert held["k_exact"].shape[1] <= 32
         assert streamed.nbytes == said.allocated + said.tables
     at_once = fill(empty(*settings), record, [72, 72], [72])
     assert_same(live(streamed, 0), live(at_once, 0))
@@ -364,7 +373,7 @@ def test_overflow():
         after.check()
 
 
-@pytest.mark.parametrize("tokens", [1, 8])
+@pytest.mark.parametrize("tokens", rest_slow([1, 8], [1]))
 def test_a_step_writes_in_place_whatever_the_capacity(tokens):
     """The donated cache is handed through, and temporaries do not grow with it."""
 

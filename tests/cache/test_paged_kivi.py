@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cache.kivi_rows import SMALL, append, assert_same, draw, empty, fill, live, tokens_of
+from quick import rest_slow
 
 from kvjax import sizing
 from kvjax.cache import CapacityError, Kivi, KiviCache, Paged, Record, init_layer_cache
@@ -20,7 +21,7 @@ def shuffled(cache: KiviCache) -> KiviCache:
     return replace(cache, page_table=table)
 
 
-@pytest.mark.parametrize("page_size", [4, 12])
+@pytest.mark.parametrize("page_size", rest_slow([4, 12], [12]))
 def test_codes_are_those_of_the_dense_layout(page_size):
     """Whatever the steps and the order of the pages; and so is what attention gives."""
     record, lengths = draw(2, 2, 40, 8), (40, 21)
@@ -38,7 +39,7 @@ def test_codes_are_those_of_the_dense_layout(page_size):
                 np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize("missing", [-1, 3, 99])
+@pytest.mark.parametrize("missing", rest_slow([-1, 3, 99], [-1, 3]))
 def test_a_page_that_is_none_is_neither_read_nor_written(missing):
     """Three pages of a group; row 0 has two and then none, row 1 has none at all."""
     record, table = draw(2, 2, 21, 8), [[2, 0, missing], [missing] * 3]
@@ -106,7 +107,7 @@ def test_fewer_pages_than_rows_take_are_refused():
     assert len(empty(capacity=20, layout=Paged(8, num_pages=9)).leaves["k"]) == 9
 
 
-@pytest.mark.parametrize("tokens", [1, 8])
+@pytest.mark.parametrize("tokens", rest_slow([1, 8], [8]))
 def test_a_step_writes_in_place_whatever_the_pool(tokens):
     """The donated pool is handed through, and temporaries do not grow with it."""
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quick import rest_slow
 
 from kvjax import sizing
 from kvjax.cache import Kivi, Paged, Record, SinkRing, init_layer_cache
@@ -34,11 +35,9 @@ CASES = [
     ("pages", SMALL),
 ]
 # Each layout, and each way to keep scales.
-QUICK = [("dense", "fp8_e4m3_head"), ("pages", "int8"), ("ring", "bf16"), ("dense", SMALL)]
+QUICK = [("dense", "fp8_e4m3_head"), ("pages", "int8"), ("ring", "bf16")]
 every_cache = pytest.mark.parametrize(
-    ("layout", "codec"),
-    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES],
-    ids=str,
+    ("layout", "codec"), rest_slow(CASES, [*QUICK, ("dense", SMALL)]), ids=str
 )
 append = jax.jit(lambda cache, record, count: cache.append(record, count))
 
@@ -120,7 +119,7 @@ def test_its_bytes_are_those_of_its_parts(layout, codec):
     assert cache.nbytes == records + constants + table + BATCH * 5
 
 
-@pytest.mark.parametrize(("layout", "codec"), CASES[:-2], ids=str)
+@pytest.mark.parametrize(("layout", "codec"), rest_slow(CASES[:-2], QUICK), ids=str)
 def test_an_eviction_is_of_all_heads_at_once(layout, codec):
     """And what comes after it goes behind what is left, of keys and of values."""
     indices = jnp.array([[[0, 6, 2]], [[3, 1, -1]]])

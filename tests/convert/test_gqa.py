@@ -11,6 +11,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from quick import rest_slow
 
 from kvjax import models
 from kvjax.convert import METHODS, gqa, to_gqa, to_mha
@@ -33,7 +34,7 @@ TIED = [
     *("phi3_fused", "olmo2_gqa", "gpt2_conv1d", "gpt_neox_interleaved"),
 ]
 DISTINCT = ("llama_gqa_tied", "qwen3_gqa", "phi3_fused", "olmo2_gqa", "gpt_neox_interleaved")
-LOGITS = [pytest.param(name, marks=() if name in DISTINCT else pytest.mark.slow) for name in TIED]
+SOURCES = rest_slow(TIED, DISTINCT)
 MHA_ONLY = ("gpt2_conv1d", "gpt_neox_interleaved")
 TOKENS = np.random.default_rng(0).integers(0, 96, (2, 24), np.int32)
 ATTENTION = "model.layers.0.self_attn"
@@ -72,7 +73,7 @@ def grouped(golden, tmp_path):
     return grouped
 
 
-@pytest.mark.parametrize("name", TIED)
+@pytest.mark.parametrize("name", SOURCES)
 def test_heads_tied_in_their_groups_convert_exactly(name, grouped, read, tmp_path):
     source = grouped(name)
     to_mha(source, tmp_path / "mha")
@@ -82,7 +83,7 @@ def test_heads_tied_in_their_groups_convert_exactly(name, grouped, read, tmp_pat
         assert Checkpoint(tmp_path / method).config == Checkpoint(source).config
 
 
-@pytest.mark.parametrize("name", LOGITS)
+@pytest.mark.parametrize("name", SOURCES)
 def test_heads_written_out_are_the_same_function(name, grouped, forward, tmp_path):
     source = grouped(name)
     to_mha(source, tmp_path / "mha")
@@ -102,7 +103,10 @@ def test_the_covered_families_are_all():
     assert types == {name for name in with_heads if not name.startswith("kvjax_")}
 
 
-@pytest.mark.parametrize("name", ["mixtral_gqa", "qwen3_moe_dense_between", "gpt_oss_window"])
+@pytest.mark.parametrize(
+    "name",
+    rest_slow(["mixtral_gqa", "qwen3_moe_dense_between", "gpt_oss_window"], ["gpt_oss_window"]),
+)
 def test_experts_stay_as_they_are(name, golden, read, forward, tmp_path):
     report = convert(golden / name, tmp_path / "dst", 1)
     assert (report.kv_heads_before, report.kv_heads_after) == (2, 1)

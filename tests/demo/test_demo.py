@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from quick import rest_slow
 
 from kvjax import demo, models
 from kvjax.demo import presets, run
@@ -48,7 +49,7 @@ def tiny_preset(kv_heads: int) -> presets.Preset:
     )
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("kv_heads", rest_slow([4, 2], [2]))
 def test_every_step_runs_and_is_reported(tmp_path, monkeypatch, kv_heads):
     monkeypatch.setitem(run.PRESETS, "tiny", tiny_preset(kv_heads))
     lines = []

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quick import rest_slow
 
 from kvjax import models, sizing
 from kvjax.cache import Paged
@@ -64,6 +65,12 @@ def policy(request) -> Policy:
     return SMALL_POLICIES[request.param]
 
 
+# One whose heads keep alike, one whose do not, one that looks at no queries.
+few_policies = pytest.mark.parametrize(
+    "policy", rest_slow(SMALL_POLICIES, ["snapkv", "adakv", "streaming-llm"]), indirect=True
+)
+
+
 def test_what_is_protected_stays(policy):
     least = policy.protected
     for layer in evicted(policy).layers:
@@ -84,6 +91,7 @@ def test_each_layer_has_its_budget(policy):
         assert len(set(kept)) == 1
 
 
+@few_policies
 def test_a_budget_for_everything_changes_nothing(policy):
     """Ratio 0: the logits of the full cache, whether the budget is the tokens or the capacity."""
     want = following(filled())
@@ -96,7 +104,7 @@ def test_a_budget_for_everything_changes_nothing(policy):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["snapkv", "streaming-llm", "pyramidkv"])
+@pytest.mark.parametrize("name", rest_slow(["snapkv", "streaming-llm", "pyramidkv"], ["snapkv"]))
 def test_memory_is_that_of_the_slots_kept(name, kind):
     """What sizing says of the budget and the room, positions and counts included."""
     before, after = filled(kind), evicted(SMALL_POLICIES[name], kind)
@@ -125,6 +133,7 @@ def test_rows_are_independent(policy):
         assert positions(left)[0] == positions(right)[0]
 
 
+@few_policies
 def test_later_tokens_change_nothing(policy):
     """Causal: what is kept of a prompt depends on no padding, nor on what came after it."""
     short = np.array([30, 22], np.int32)
@@ -139,6 +148,7 @@ def test_later_tokens_change_nothing(policy):
         assert all(positions(layer) == positions(other) for other in others)
 
 
+@few_policies
 @pytest.mark.parametrize("kind", ["int4", "pages"])
 def test_other_codecs_and_layouts(policy, kind):
     """What is kept is bit for bit what was held."""

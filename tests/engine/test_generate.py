@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from quick import rest_slow
 
 from kvjax import models, sizing
 from kvjax.cache import CapacityError, Kivi, SinkRing
@@ -155,7 +156,10 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("budget", [100, max(map(len, PROMPTS)) + NEW - 2])
+ENOUGH = max(map(len, PROMPTS)) + NEW - 2
+
+
+@pytest.mark.parametrize("budget", rest_slow([100, ENOUGH], [ENOUGH]))
 def test_an_eviction_of_nothing_changes_nothing(budget):
     """A budget for all tokens to come, and one that is just enough whenever it is applied."""
     assert run(eviction=Eviction(SMALL["snapkv"], budget, every=5)) == expected()
@@ -181,7 +185,7 @@ def evicted_by_hand(policy, budget, every, new) -> list[list[int]]:
     return np.stack(chosen, 1).tolist()
 
 
-@pytest.mark.parametrize("name", ["snapkv", pytest.param("adakv", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", rest_slow(SMALL, ["snapkv"]))
 def test_evictions_between_steps(name, monkeypatch):
     """Past the budget several times: the tokens of the explicit loop, in memory that stays.
 

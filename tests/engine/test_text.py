@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
+from quick import rest_slow
 from typer.testing import CliRunner
 
 import kvjax
@@ -31,17 +33,10 @@ def plain() -> engine.Continuations:
     return text_of(codec="f32")
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"layout": "dense", "codec": "f32"},
-        {"layout": Paged(4), "codec": "f32"},
-        {"layout": SinkRing(4, 64), "codec": "f32"},  # long enough to keep all
-    ],
-    ids=str,
-)
-def test_what_keeps_everything_says_the_same(settings, plain):
-    assert text_of(**settings).texts == plain.texts
+# Of sinks a ring that is long enough to keep all.
+@pytest.mark.parametrize("layout", [Paged(4), SinkRing(4, 64)], ids=str)
+def test_what_keeps_everything_says_the_same(layout, plain):
+    assert text_of(layout=layout, codec="f32").texts == plain.texts
 
 
 # As the help lists them, with numbers for letters.
@@ -50,17 +45,14 @@ LAYOUTS = [
 ]
 
 
-def listed() -> list:
-    """Every layout and codec; by default each with the plainest of the other."""
-    return [
-        pytest.param(
-            layout,
-            codec,
-            marks=() if layout == "auto" or codec == "bf16" else pytest.mark.slow,
-        )
-        for layout in LAYOUTS
-        for codec in CODECS
-    ]
+# By default each layout, with codecs of each kind.
+LISTED = rest_slow(
+    product(LAYOUTS, CODECS),
+    [
+        *(("auto", "fp8_e4m3_token"), ("dense", "kivi2"), ("ring", "bf16"), ("paged", "kivi4")),
+        *(("paged:32", "int8"), ("sinks:2+16", "int4"), ("sinks:2+16:reindexed", "bf16")),
+    ],
+)
 
 
 def refusal(layout, codec) -> str | None:
@@ -72,7 +64,7 @@ def refusal(layout, codec) -> str | None:
     return None
 
 
-@pytest.mark.parametrize(("layout", "codec"), listed())
+@pytest.mark.parametrize(("layout", "codec"), LISTED)
 def test_what_the_help_lists_speaks_or_says_why_not(layout, codec):
     settings = {"layout": read_layout(layout), "codec": codec}
     if reason := refusal(layout, codec):

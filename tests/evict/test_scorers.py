@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quick import rest_slow
 
 from kvjax.cache import Record, init_layer_cache
 from kvjax.evict import Queries, Seen, scorers
@@ -178,7 +179,7 @@ def rotation(rope, position) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ROPES)
-@pytest.mark.parametrize("evicted", [False, True])
+@pytest.mark.parametrize("evicted", rest_slow([False, True], [True]))
 def test_expected_attention(name, evicted):
     """mean and covariance of queries from position 10 on, rotated over 20 positions to come.
 

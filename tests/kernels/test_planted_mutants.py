@@ -141,10 +141,18 @@ MUTANTS: dict[str, tuple[DecodeShape, tuple[int, int], Callable]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("shape", "capability"),
+    [(SHAPE, HOPPER), (SHAPE, BLACKWELL), (IN_A_WINDOW, HOPPER), (CODED, HOPPER)],
+    ids=str,
+)
+def test_without_a_planted_fault_it_is_attention(shape, capability, simulate):
+    assert simulate(shape, capability, 1).within(accuracy(shape))
+
+
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_planted_fault_is_seen(name, simulate, monkeypatch):
     shape, capability, plant = MUTANTS[name]
-    assert simulate(shape, capability, 1).within(accuracy(shape))
     plant(monkeypatch)
     assert is_seen(shape, capability, simulate)
 

@@ -90,10 +90,15 @@ def pair(member):
     return keep(cache, indices), masked, visible
 
 
-def test_a_smaller_cache_is_a_masked_one(member):
+@pytest.mark.parametrize(
+    "counts",
+    [[(1, 1), (1, 0)], pytest.param([(3, 2), (1, 1)], marks=pytest.mark.slow)],
+    ids=["tokens", "chunk and token"],
+)
+def test_a_smaller_cache_is_a_masked_one(member, counts):
     kept, masked, _ = pair(member)
     start = np.array(HELD)
-    for count in ((3, 2), (1, 1)):
+    for count in counts:
         got, kept = member.step(start, count, kept)
         want, masked = member.step(start, count, masked)
         for row, n in enumerate(count):

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from quick import rest_slow
 
 from kvjax import sizing
 from kvjax.cache import Kivi, Paged
@@ -146,7 +147,7 @@ def logits_of(model: Decoder, cache, splits, run=step) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param("cla 2", marks=pytest.mark.slow), *(name for name in MAPS if name != "cla 2")],
+    rest_slow(MAPS, [name for name in MAPS if name != "cla 2"]),
 )
 def test_any_split_gives_the_oracle(name):
     """Law 1: forward, chunks, and token by token after a ragged chunk."""

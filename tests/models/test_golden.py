@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from quick import rest_slow
 
 from kvjax import models
 from kvjax.engine import decode, prefill
@@ -53,17 +54,25 @@ DEFAULT = {
     *{(CONFIGS[name]["model_type"], name in WINDOWED): name for name in reversed(NAMES)}.values(),
     *("llama_mha", "llama_yarn", "gpt2_conv1d"),
 }
+LATENT = [name for name in NAMES if name.startswith(("deepseek", "minicpm3"))]
 # A layer with a window has a ring where the layout is "auto".
 DENSE = ("gemma3_pattern", "gpt_oss_window")
-CACHED = [
-    pytest.param(
-        name,
-        layout,
-        marks=() if name in (DEFAULT if layout == "auto" else DENSE) else pytest.mark.slow,
-    )
+CASES = [
+    (name, layout)
     for name in NAMES
     for layout in (("auto", "dense") if name in WINDOWED else ("auto",))
 ]
+CACHED = rest_slow(
+    CASES, [case for case in CASES if case[0] in (DEFAULT if case[1] == "auto" else DENSE)]
+)
+# Whole prompts are one more way through the same layers: of each kind of layer one.
+PROMPTED = rest_slow(
+    CASES,
+    [
+        *(("llama_mha", "auto"), ("gpt2_conv1d", "auto"), ("gemma3_pattern", "dense")),
+        *(("deepseek_v3_groups", "auto"), ("gpt_oss_window", "auto")),
+    ],
+)
 TOLERANCE = 2e-4
 WIDTH = 8  # of chunks: one compiled step serves every split, by the count of real tokens
 
@@ -138,7 +147,7 @@ def test_ragged_rows(name, layout):
         assert difference(logits[row, :length], expected[row, :length]) <= TOLERANCE
 
 
-@pytest.mark.parametrize(("name", "layout"), CACHED)
+@pytest.mark.parametrize(("name", "layout"), PROMPTED)
 def test_ragged_prompts(name, layout):
     """Right-padded prompts at once: `prefill` gives the logits after each row's own last token."""
     model, tokens, expected = read(name)
@@ -171,11 +180,7 @@ def test_decode_of_1_to_8_tokens(width):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow)
-        for name in NAMES
-        if name.startswith(("deepseek", "minicpm3"))
-    ],
+    rest_slow(LATENT, [name for name in LATENT if name in DEFAULT]),
 )
 def test_absorbed_latent_attention_is_the_expanded_one(name):
     """A forward pass makes keys and values of heads; one token at a time reads latents alone."""

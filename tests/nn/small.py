@@ -37,14 +37,23 @@ def empty(config, layout="dense", codec="f32"):
     )
 
 
+@jax.jit
+def run(module, *arguments):
+    return module(*arguments)
+
+
+def alone(module):
+    """Outputs of all tokens of X at once, without a cache."""
+    return run(module, X, POSITIONS)[0]
+
+
 def in_steps(module, sizes, layout="dense", codec="f32"):
     """Outputs of all tokens of X, taken so many at a time over a cache."""
     cache = empty(module.config, layout, codec)
-    run = jax.jit(lambda *arguments: module(*arguments))
     outs, start = [], 0
     for size in sizes:
         part = slice(start, start + size)
-        y, cache = run(X[:, part], POSITIONS[:, part], cache)
+        y, cache = run(module, X[:, part], POSITIONS[:, part], cache)
         outs.append(y)
         start += size
     return np.concatenate(outs, axis=1)

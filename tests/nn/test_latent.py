@@ -1,10 +1,12 @@
 """Latent attention against its equations, written out over the module's own matrices in float64."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
-from nn.small import BATCH, D_MODEL, POSITIONS, TOKENS, X, build, in_steps
+from nn.small import BATCH, D_MODEL, POSITIONS, TOKENS, X, alone, build, in_steps
+from quick import rest_slow
 
 from kvjax.cache import Latents, Paged, SinkRing, init_layer_cache
 from kvjax.nn import LatentAttentionConfig, NormConfig, Rope
@@ -93,21 +95,16 @@ UNEVEN = (4, 1, 4)
 
 @pytest.mark.parametrize(
     ("name", "sizes"),
-    [
-        pytest.param(
-            name, sizes, marks=() if name == "plain" or sizes == UNEVEN else pytest.mark.slow
-        )
-        for name in CONFIGS
-        for sizes in ((TOKENS,), (1,) * TOKENS, UNEVEN)
-    ],
+    rest_slow(
+        product(CONFIGS, ((TOKENS,), (1,) * TOKENS, UNEVEN)), [(name, UNEVEN) for name in CONFIGS]
+    ),
     ids=str,
 )
 def test_it_is_what_the_equations_say(name, sizes):
     """Over a cache, absorbed; and alone, as heads."""
     module = build(CONFIGS[name])
     want = by_the_equations(module, X)
-    alone, _ = module(X, POSITIONS)
-    np.testing.assert_allclose(alone, want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(alone(module), want, rtol=1e-5, atol=1e-5)
     cached = in_steps(module, sizes)
     np.testing.assert_allclose(cached, want, rtol=1e-5, atol=1e-5)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from nn.small import BATCH, D_MODEL, POSITIONS, TOKENS, X, build, empty, in_steps
+from nn.small import BATCH, D_MODEL, POSITIONS, TOKENS, X, alone, build, empty, in_steps
 
 from kvjax.cache import Factors, Paged, SinkRing
 from kvjax.nn import AttentionConfig, Rope, TensorProductAttentionConfig, fixed_heads
@@ -80,8 +80,7 @@ def test_it_is_what_the_equations_say(name):
     """Alone, as heads; and over a cache, as factors, in one step, uneven ones, token by token."""
     module = build(CONFIGS[name])
     want = by_the_equations(module, X)
-    alone, _ = module(X, POSITIONS)
-    np.testing.assert_allclose(alone, want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(alone(module), want, rtol=1e-5, atol=1e-5)
     for sizes in ((TOKENS,), (1,) * TOKENS, (4, 1, 4)):
         np.testing.assert_allclose(in_steps(module, sizes), want, rtol=1e-5, atol=1e-5)
 
@@ -108,8 +107,8 @@ def test_with_fixed_heads_it_is_mqa_gqa_or_mha(kv_heads, query_rank):
         module.q.heads[...] = fixed_heads(HEADS, HEADS)
         module.q.b.kernel[...] = twin.q.kernel[...]
     module.o.kernel[...] = twin.o.kernel[...]
-    want, _ = twin(X, POSITIONS)
-    np.testing.assert_allclose(module(X, POSITIONS)[0], want, rtol=1e-6, atol=1e-6)
+    want = alone(twin)
+    np.testing.assert_allclose(alone(module), want, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(in_steps(module, (4, 1, 4)), want, rtol=1e-5, atol=1e-5)
 
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from nn.small import BATCH, D_MODEL, POSITIONS, TOKENS, X, build, in_steps
+from nn.small import BATCH, D_MODEL, POSITIONS, TOKENS, X, alone, build, in_steps
+from quick import rest_slow
 
 from kvjax.cache import Paged, SinkRing, init_layer_cache
 from kvjax.nn import AttentionConfig, Rope, TiedAttentionConfig
@@ -64,14 +65,13 @@ def by_the_equations(module, x):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in TWINNED else ()) for name in CONFIGS],
+    rest_slow(CONFIGS, [name for name in CONFIGS if name not in TWINNED]),
 )
 def test_it_is_what_the_equations_say(name):
     """Alone, and over a cache in one step, in uneven ones and token by token."""
     module = build(CONFIGS[name])
     want = by_the_equations(module, X)
-    alone, _ = module(X, POSITIONS)
-    np.testing.assert_allclose(alone, want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(alone(module), want, rtol=1e-5, atol=1e-5)
     for sizes in ((TOKENS,), (1,) * TOKENS, (4, 1, 4)):
         np.testing.assert_allclose(in_steps(module, sizes), want, rtol=1e-5, atol=1e-5)
 
@@ -96,8 +96,8 @@ def test_it_is_mqa_gqa_or_mha_whose_projections_are_tied(heads):
     twin.k.kernel[...] = turned_around(k, 4).reshape(D_MODEL, -1)
     twin.v.kernel[...] = v
     twin.o.kernel[...] = tied.o.kernel[...]
-    want, _ = twin(X, POSITIONS)
-    np.testing.assert_allclose(tied(X, POSITIONS)[0], want, rtol=1e-6, atol=1e-6)
+    want = alone(twin)
+    np.testing.assert_allclose(alone(tied), want, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(in_steps(tied, (4, 1, 4)), want, rtol=1e-5, atol=1e-5)
 
 

@@ -1,12 +1,11 @@
 """Decoders of attention that keeps no keys and values of heads, and what they refuse."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from quick import rest_slow
 
 from kvjax.cache import Paged
 from kvjax.nn import (
@@ -34,14 +33,9 @@ every_variant = pytest.mark.parametrize("variant", VARIANTS)
 # Golden models have one latent, and ties are read as several latents are.
 few_variants = pytest.mark.parametrize(
     "variant",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in ("latent", "tied") else ())
-        for name in VARIANTS
-    ],
+    rest_slow(VARIANTS, ["several latents", "factors"]),
 )
-# Programs run for so short that optimising them would take most of the time.
-jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-step = jit(lambda model, tokens, cache, count: model(tokens, cache, count=count))
+step = jax.jit(lambda model, tokens, cache, count: model(tokens, cache, count=count))
 
 
 def decoder(*attention) -> Decoder:
@@ -73,7 +67,7 @@ def test_it_learns(variant):
     """Gradients reach all parameters."""
     model = decoder(VARIANTS[variant])
     tokens = jnp.arange(2 * TOKENS).reshape(2, TOKENS) % VOCAB
-    grads = jit(jax.grad(lambda model: jnp.square(model(tokens)[0]).sum()))(model)
+    grads = jax.jit(jax.grad(lambda model: jnp.square(model(tokens)[0]).sum()))(model)
     assert all(jnp.isfinite(x).all() and jnp.abs(x).max() > 0 for x in jax.tree.leaves(grads))
 
 

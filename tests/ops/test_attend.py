@@ -1,12 +1,14 @@
 """Attention over a cache known by its blocks alone."""
 
 from dataclasses import replace
+from itertools import product
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quick import rest_slow
 
 from kvjax.cache import Block, Paged, Record, Sight, SinkRing, SlotCache, init_layer_cache
 from kvjax.cache import slots as slots_module
@@ -166,15 +168,21 @@ def sinks_apart(q, q_sinks, k, v, positions, layout):
     )
 
 
-@pytest.mark.parametrize("layout", [SinkRing(2, 5), SinkRing(6, 5), SinkRing(0, 5)], ids=str)
-@pytest.mark.parametrize("held", [(0, 12), (12, 1)], ids=str)
-@pytest.mark.parametrize("tokens", [1, 12])
+@pytest.mark.parametrize(
+    ("sinks", "held", "tokens"),
+    rest_slow(
+        product([2, 6, 0], [(0, 12), (12, 1)], [1, 12]),
+        [(2, (0, 12), 1), (2, (12, 1), 12), (6, (0, 12), 12), (0, (12, 1), 1)],
+    ),
+    ids=str,
+)
 @pytest.mark.usefixtures("small_blocks")
 def test_first_tokens_have_queries_of_their_own(
-    layout, held, tokens, draw, assert_same, monkeypatch
+    sinks, held, tokens, draw, assert_same, monkeypatch
 ):
     """In the cache or among the new, in one block or in two, and for one query or two tiles."""
     monkeypatch.setattr(slots_module, "BLOCK", 4)
+    layout = SinkRing(sinks, 5)
     q, k, v = draw(2, (6, 2), 24, (16, 8), tokens=tokens)
     q_sinks = draw(2, (6, 2), 1, (16, 8), tokens=tokens, seed=1).q
     cache = SlotCache.init(2, layout, 2, 16, 8, build_codec("f32"))

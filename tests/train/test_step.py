@@ -36,7 +36,7 @@ def assert_close(got, wanted, **tolerance):
 @pytest.mark.parametrize(
     ("run", "student", "teacher"),
     [
-        ("llama_bias", "llama_bias", None),
+        pytest.param("llama_bias", "llama_bias", None, marks=pytest.mark.slow),
         ("gpt2_conv1d", "gpt2_conv1d", None),
         ("llama_bias_distilled", "llama_bias", "gpt2_conv1d"),
     ],

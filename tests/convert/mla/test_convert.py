@@ -3,10 +3,12 @@
 import json
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 
 import jax
 import numpy as np
 import pytest
+from quick import rest_slow
 
 from kvjax import models, sizing
 from kvjax.convert import Mha2Mla, TransMla, mla_ranks, to_gqa, to_mla
@@ -32,12 +34,8 @@ SOURCES = {
     "fused, partly rotated": ("phi3_partial_rotary", None),
     "fused by heads": ("gpt_neox_interleaved", None),
 }
-FAST = [("MHA", TransMla()), ("yarn", TransMla()), ("biases", Mha2Mla())]
-EXACT = [
-    pytest.param(name, way, marks=() if (name, way) in FAST else pytest.mark.slow)
-    for name in SOURCES
-    for way in (TransMla(), Mha2Mla())
-]
+FAST = [("yarn", TransMla()), ("biases", Mha2Mla())]
+EXACT = rest_slow(product(SOURCES, (TransMla(), Mha2Mla())), FAST)
 STEP = jax.jit(lambda model, tokens, cache: model(tokens, cache))
 convert = partial(to_mla, calibrate_tokens=64, evaluate_on=False)
 

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from quick import rest_slow
 
 from kvjax import models
 from kvjax.convert import Mha2Mla, TransMla, to_mla
@@ -32,7 +33,7 @@ def converted(golden, tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("way", ["transmla", pytest.param("mha2mla", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", rest_slow(["transmla", "mha2mla"], ["transmla"]))
 def test_the_loss_falls(way, converted, tmp_path):
     losses = []
     uptrain(
