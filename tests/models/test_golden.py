@@ -43,15 +43,15 @@ from kvjax.nn import (
 GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/ref.npz"))
 CONFIGS = {name: json.loads((GOLDEN / name / "config.json").read_text()) for name in NAMES}
-WINDOWED = {
+WINDOWED = [
     name
     for name in NAMES
     if any(layer.window is not None for layer in read_decoder(CONFIGS[name])[1].attention)
-}
-# With a cache, one model of each family by default, one with windows where it has them, and those
-# whose positions are unlike theirs.
+]
+# With a cache, one model of each family by default, with windows where it has them, and those whose
+# positions are unlike theirs.
 DEFAULT = {
-    *{(CONFIGS[name]["model_type"], name in WINDOWED): name for name in reversed(NAMES)}.values(),
+    *{CONFIGS[name]["model_type"]: name for name in (*NAMES[::-1], *WINDOWED[::-1])}.values(),
     *("llama_mha", "llama_yarn", "gpt2_conv1d"),
 }
 LATENT = [name for name in NAMES if name.startswith(("deepseek", "minicpm3"))]
@@ -159,7 +159,7 @@ def test_ragged_prompts(name, layout):
     assert cache.n.tolist() == lengths.tolist()
 
 
-@pytest.mark.parametrize("name", sorted(WINDOWED))
+@pytest.mark.parametrize("name", WINDOWED)
 def test_prompts_are_several_windows_long_and_rings_one(name):
     model, tokens, _ = read(name)
     layers = model.init_cache(*tokens.shape).layers
