@@ -34,7 +34,7 @@ CASES = [
     ("dense", SMALL),
     ("pages", SMALL),
 ]
-# Each layout, and each way to keep scales.
+# Scales of heads, of tokens and none, in three layouts.
 QUICK = [("dense", "fp8_e4m3_head"), ("pages", "int8"), ("ring", "bf16")]
 every_cache = pytest.mark.parametrize(
     ("layout", "codec"), rest_slow(CASES, [*QUICK, ("dense", SMALL)]), ids=str

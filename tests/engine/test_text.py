@@ -34,7 +34,11 @@ def plain() -> engine.Continuations:
 
 
 # Of sinks a ring that is long enough to keep all.
-@pytest.mark.parametrize("layout", [Paged(4), SinkRing(4, 64)], ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    rest_slow(["dense", Paged(4), SinkRing(4, 64)], [Paged(4), SinkRing(4, 64)]),
+    ids=str,
+)
 def test_what_keeps_everything_says_the_same(layout, plain):
     assert text_of(layout=layout, codec="f32").texts == plain.texts
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quick import rest_slow
 
 from kernels.conftest import accuracy
 from kvjax.bench.gpu.shape import DecodeShape, attend, operands, queries
@@ -81,7 +82,7 @@ def on_both(names):
     return [(name, (HOPPER, BLACKWELL)[i % 2]) for i, name in enumerate(names)]
 
 
-# What differs most from the others, of each kind; all of them on every GPU are slow.
+# What differs most from the others, of each kind.
 QUICK = (
     *("length 0", "length 64", "length 256", "no row lives", "capacity of no whole tiles"),
     *("each head has its own", "group 1", "group 7", "group 71", "dims 80, 80", "dims 192, 128"),
@@ -92,7 +93,10 @@ QUICK = (
 )
 
 
-@pytest.mark.parametrize(("name", "capability"), on_both(QUICK))
+@pytest.mark.parametrize(
+    ("name", "capability"),
+    rest_slow(on_both(CASES), [case for case in on_both(CASES) if case[0] in QUICK]),
+)
 def test_it_is_attention(name, capability, simulate):
     assert simulate(CASES[name], capability).within(accuracy(CASES[name]))
 

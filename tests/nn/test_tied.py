@@ -67,12 +67,17 @@ def by_the_equations(module, x):
     "name",
     rest_slow(CONFIGS, [name for name in CONFIGS if name not in TWINNED]),
 )
-def test_it_is_what_the_equations_say(name):
-    """Alone, and over a cache in uneven steps and token by token."""
+@pytest.mark.parametrize(
+    "steps",
+    [[(1,) * TOKENS, (4, 1, 4)], pytest.param([(TOKENS,)], marks=pytest.mark.slow)],
+    ids=["few at a time", "at once"],
+)
+def test_it_is_what_the_equations_say(name, steps):
+    """Alone, and over a cache in steps."""
     module = build(CONFIGS[name])
     want = by_the_equations(module, X)
     np.testing.assert_allclose(alone(module), want, rtol=1e-5, atol=1e-5)
-    for sizes in ((1,) * TOKENS, (4, 1, 4)):
+    for sizes in steps:
         np.testing.assert_allclose(in_steps(module, sizes), want, rtol=1e-5, atol=1e-5)
 
 
